@@ -22,3 +22,6 @@ export PYTHONPATH
 bench() { # folder and name of the benchmark, name of its result, arguments
     "$python" "benchmarks/$1.py" "${@:3}" $quick | tee /dev/stderr | tail -n 1 > "$results/$2.json"
 }
+more() { # a further result of a benchmark that the quick form has run already
+    [ -n "$quick" ] || bench "$@"
+}

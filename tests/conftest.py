@@ -5,6 +5,7 @@
 processes or makes networks, the adapters of frameworks and the rest of large tables carry the mark `full` and run in
 `make test-all`. A test of real processes that shows a claim of the README is marked `claim` and runs in the fast tier.
 Of a table of parameters that marks no row itself the fast tier runs `ROWS` rows, with each value where that is enough.
+Of a product of parameters `make test-all` runs each value `OFTEN` times, and `pytest -m slow` the other combinations.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,8 +29,10 @@ OURS = ("PACELINE_RULE", "PACELINE_LOG", "PACELINE_TIMEOUT_S")
 HERE = Path(__file__).parent
 FRAMEWORKS = (HERE / "doors" / "adapters",)
 """Folders whose tests need a framework that the core does not."""
-ROWS = 5
+ROWS = 2
 """Of a table, in the fast tier."""
+OFTEN = 2
+"""How often `make test-all` runs each value of a product of parameters."""
 PLUGINS = importlib.util.find_spec("paceline_plugins") is not None
 """Whether they are installed; without them the core's tests run (`tests/install/test_core_alone.py`)."""
 
@@ -73,6 +77,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not any(item.get_closest_marker(name) for name in ("full", "slow", "claim") for item in rows):
             for item in _rest(rows):
                 item.add_marker("full")
+            for item in _repeated(rows):
+                item.add_marker("slow")
 
 
 def _rest(rows: list[pytest.Function]) -> list[pytest.Function]:
@@ -86,6 +92,21 @@ def _rest(rows: list[pytest.Function]) -> list[pytest.Function]:
             seen |= values
     kept = {first[k * len(first) // ROWS].nodeid for k in range(ROWS)}
     return [row for row in rows if len(rows) > ROWS and row.nodeid not in kept]
+
+
+def _repeated(rows: list[pytest.Function]) -> list[pytest.Function]:
+    """The rows of a product of parameters, each value of which earlier rows have often enough."""
+    if all(len(set(row.callspec.indices.values())) == 1 for row in rows):
+        return []  # a list of cases
+    seen: Counter[tuple[str, int]] = Counter()
+    rest = []
+    for row in rows:
+        values = row.callspec.indices.items()
+        if row.get_closest_marker("full") and all(seen[value] >= OFTEN for value in values):
+            rest.append(row)
+        else:
+            seen.update(values)
+    return rest
 
 
 def pytest_collection_finish() -> None:

@@ -20,16 +20,16 @@ GOALS = {
 }
 TODAY = {
     "exchange_files": 24,
-    "exchange_calls": 236,
-    "exchange_changes": 125,
-    "exchange_frames": 18,
+    "exchange_calls": 252,
+    "exchange_changes": 133,
+    "exchange_frames": 17,
     "quiet_step_files": 7,
-    "attach_files": 71,
-    "attach_changes": 231,
+    "attach_files": 54,
+    "attach_changes": 184,
     "share_files": 13,
-    "share_changes": 49,
-    "push_files": 16,
-    "push_changes": 49,
+    "share_changes": 36,
+    "push_files": 20,
+    "push_changes": 50,
 }
 """Where a figure is still above its goal, what it is; a change that shortens a way lowers its figure here."""
 

@@ -67,7 +67,7 @@ def packing(values: Tensor, origin: Tensor, out: Tensor) -> Work:
 
     def work() -> None:
         if kernels.serve(out):
-            from paceline.core.kernels.packing import difference
+            from paceline.core.kernels.blocks import difference
 
             difference(values, origin, values.dtype, out).sum().sqrt()
         else:

@@ -42,10 +42,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import paceline
 from paceline.rules.topology import Sharded
 from paceline.update.server import peer
-from paceline.update.server.context import StallDetector
 from paceline.update.server.durability import Durability
-from paceline.update.server.frames import FrameKind
 from paceline.update.server.ledger_client import SocketLedgerClient
+from paceline.update.server.membership import StallDetector
+from paceline.update.server.protocol import FrameKind
 from paceline.update.server.socket_service import PeerServer, ShardService, SocketService
 
 UNIT = 64

@@ -9,8 +9,8 @@ from devtools.storm.mutants import Plant, _instead, _nothing
 
 from paceline.data.ledger.ledger import Ledger
 from paceline.update.server.durability import Durability, Replicas
-from paceline.update.server.failures import Quorum
 from paceline.update.server.ledger_client import PartialPushes, PushedAlone, SocketLedgerClient
+from paceline.update.server.membership import Quorum
 from paceline.update.server.shard import ParameterShard, PushNumbers, ShardServer
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def _own_newest() -> Any:
     def newest(steps: Any, transport: Any) -> Any:
         for number in reversed(steps.numbers()):
             with contextlib.suppress(CheckpointError, OSError):
-                manifest, state = loading._read(steps, number, transport.world)
+                manifest, state = loading._read(partial(steps.fetch, number), transport.world)
                 return loading.FoundCheckpoint(number, steps.name(number), manifest, state)
         return loading.FoundCheckpoint()
 

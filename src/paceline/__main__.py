@@ -12,8 +12,7 @@ def main() -> None:
     try:
         from paceline.cli import app
     except KeyboardInterrupt:
-        sys.stderr.write("stopped before anything was started\n")
-        sys.stderr.flush()
+        print("stopped before anything was started", file=sys.stderr, flush=True)
         os._exit(130)
     app(prog_name="paceline")
 

@@ -1,23 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors that paceline raises.
-
-::
-
-    PacelineError
-    ├── RuleError (ValueError)           invalid text or numbers of a rule
-    ├── UnsupportedError (ValueError)    the model, the optimizer or the loader is not supported
-    ├── MismatchError (ValueError)       the workers train different things
-    │   └── ElsewhereError               workers make different calls
-    ├── CheckpointError (ValueError)     a checkpoint is damaged or does not fit
-    ├── DataError (ValueError)           a data file is missing, damaged or of an unknown format
-    ├── NotServedError (ValueError)      a source refuses a file for good
-    ├── CacheError (RuntimeError)        the cache has no room or no directory, or a source is lost
-    │   └── CorruptFileError             a file has the wrong size or checksum
-    ├── NonFiniteError (RuntimeError)    no worker has a finite contribution
-    ├── DesyncError (RuntimeError)       workers that must hold the same bits hold different ones
-    ├── WorkerFailedError (RuntimeError) a worker of `paceline.launch` failed
-    ├── PeerLostError (RuntimeError)     a worker did not answer before the deadline
-    └── ClosedError (RuntimeError)       the run was closed before this call
+"""The errors that paceline raises; all are `PacelineError`, and a ValueError or a RuntimeError as well.
 
 A message says what is wrong, the value seen and what to do. On a cluster it ends with the rank and the host
 (:meth:`paceline.World.sign`).
@@ -89,7 +71,7 @@ class ClosedError(PacelineError, RuntimeError):
 EXPELLED = 75
 """Exit code of a worker that was declared lost: a new process may replace it (sysexits: try again later)."""
 LEFT = 85
-"""Exit code of a worker, and of a launcher, that left an elastic run in order; started again, it joins anew."""
+"""Exit code of a worker, and of a launcher, that left an elastic run in order; started again, it joins again."""
 
 
 class GivenUpError(PeerLostError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seams of the core: what plugins and other distributions add to it, found by entry points of these groups.
+"""The seams of the core: what plugins and other distributions add to it by entry points of these groups.
 
 An entry point's name is what the core asks for, and its object does the work. The core imports no plugin by itself.
 """
@@ -26,9 +26,6 @@ RENDEZVOUS = "paceline.rendezvous"
 OBSERVERS = "paceline.observers"
 """Name of an observer -> its class, an :class:`Observer`; the argument of `attach` or the variable that asks for it has
 its place in :mod:`paceline.run.attach`."""
-data_logs: list[Callable[[Callable[..., None]], Any]] = []
-"""What plugins that were imported log of a run's data: each, called with the function that writes an event, returns an
-object with `add(data)` and `tell(now=)`."""
 STARTERS = "paceline.starters"
 """`zero` -> the module that starts unchanged programs; `virtual` -> its class for virtual workers."""
 LAUNCHERS = "paceline.launchers"
@@ -43,15 +40,7 @@ PAGES = "paceline.pages"
 
 
 class Observer:
-    """Watches one worker's run, and changes nothing of what it trains.
-
-    Args:
-        rule: the rule.
-        settings: of the run, as `check` returned them.
-        world: this worker.
-        loaders: the data that the run shares.
-        elastic: whether the members change.
-    """
+    """Watches one worker's run, and changes nothing of what it trains; `settings` are those that `check` returned."""
 
     @staticmethod
     def check(settings: Any) -> Any:
@@ -96,12 +85,12 @@ def extension(group: str, name: str) -> Any:
     """
     from importlib.metadata import entry_points  # takes 20 ms
 
-    found = sorted(
+    entries = sorted(
         entry_points(group=group, name=name), key=lambda one: one.dist is None or one.dist.name != "paceline"
     )
-    if not found:
+    if not entries:
         raise UnsupportedError(
             f"no installed package has {name!r} for {group}: install paceline again, with its plugins "
             "(pip install paceline)"
         )
-    return found[0].load()
+    return entries[0].load()

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from paceline.checkpoint import claim
-from paceline.checkpoint.claim import DirectoryClaim, Lease
+from paceline.checkpoint.claim import DirectoryClaim
 from paceline.core.world import host_name
 from paceline.errors import CheckpointError
+from paceline_plugins.data import checkpoint_store
+from paceline_plugins.data.checkpoint_store import Lease
 from tests.checkpoint.test_exact import kept, steps
 from tests.helpers import Program, adam, simulate, train
 
@@ -63,7 +65,7 @@ def holder(real_processes: None) -> Iterator[Holder]:
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim, "WAIT_S", 0.2)
-    monkeypatch.setattr(claim, "RENEW_S", 0.1)
+    monkeypatch.setattr(checkpoint_store, "RENEW_S", 0.1)
 
 
 def test_a_directory_is_one_runs_until_its_process_ends_however_that_may_be(tmp_path: Path, holder: Holder) -> None:

@@ -158,7 +158,7 @@ def test_another_number_goes_on(rule: str, optimizer: Make, old: int, new: int, 
     assert last < 0.5 * mean([one.losses[0] for one in before]) and last < first
 
 
-@pytest.mark.parametrize(("rule", "optimizer"), dealt(RULES, [()]))
+@pytest.mark.parametrize(("rule", "optimizer"), dealt(RULES[::2], [()]))
 def test_who_has_taken_over_can_be_stopped_again(rule: str, optimizer: Make, tmp_path: Path) -> None:
     """4 saved, 3 went on, saved and went on: who resumes there on 3 has their bits."""
     hosts = "aabb" if "within" in rule else None

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import paceline
-from paceline import checkpoint
+from paceline.checkpoint import files
 from paceline.core.disk import LocalDisk
 from paceline.errors import CheckpointError
 from tests.helpers import Place, Program, adam, same_bits, simulate, state_of, train
@@ -240,7 +240,7 @@ def test_nothing_is_pickled(tmp_path: Path) -> None:
     for file in path.iterdir():
         assert not file.read_bytes().startswith((b"\x80", b"PK"))
     assert (
-        checkpoint.sha256(path / "global.safetensors")
+        files.sha256(path / "global.safetensors")
         == json.loads((path / "manifest.json").read_text())["files"]["global.safetensors"]
     )
 

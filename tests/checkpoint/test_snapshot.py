@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.checkpoint.snapshot import Snapshot
+from paceline.checkpoint.auto_checkpointer import Snapshot
 
 
 def test_copies_are_their_own_and_memory_is_used_again() -> None:

@@ -87,6 +87,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(paceline.__file__).parents[1])}
 
 
+@pytest.mark.slow  # tests/doors/files kills it at every point
 @pytest.mark.processes
 def test_workers_that_are_killed_go_on_with_the_same_bytes() -> None:
     """The launcher is killed in the third block, while its tools wait; the bytes are those of virtual workers."""

@@ -113,6 +113,7 @@ def test_an_unchanged_program_is_made_again() -> None:
     assert "right: exchanges 1 to 2, made again from the beginning: the same bits" in said.output
 
 
+@pytest.mark.slow  # tests/observe/receipts has the chain of a resume
 @pytest.mark.processes
 @pytest.mark.full
 def test_a_worker_that_is_killed_and_comes_back_leaves_one_whole_chain() -> None:

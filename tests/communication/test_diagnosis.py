@@ -62,10 +62,10 @@ def test_a_witness_answers_when_it_is_asked() -> None:
     places.read(doing, [1, 2])
     assert doing == {}
     places.ask([2])
-    ours.wait([places.answer(2)], timedelta(seconds=20))
+    ours.wait([places.key("answer", 2)], timedelta(seconds=20))
     places.read(doing, [1, 2])
     assert doing == {2: Doing("busy", "", 5, 0.0, "train.py:3 f")}
-    ours.set(places.failed(2), Doing("waits", "barrier", 6).pack())
+    ours.set(places.key("failed", 2), Doing("waits", "barrier", 6).pack())
     places.read(doing, [1, 2])
     assert doing[2].state == "waits"  # what it says itself is better
     witness.end()

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from paceline.communication.sockets import channel as channels
-from paceline.communication.sockets import framing, key_update
+from paceline.communication.sockets import framing
 from paceline.communication.sockets.channel import TLS, Channel, Late, Listener, connect
 from paceline.errors import MismatchError, PeerLostError, UnsupportedError
 from tests.communication.connections import HERE, SOON, both, pair
@@ -125,7 +125,7 @@ def test_a_key_that_has_encrypted_too_much_is_said_once(
 ) -> None:
     """Two records of the first frame, one of each small one; on an interpreter that cannot renew it."""
     monkeypatch.setattr(framing, "MOST_RECORDS", 3)
-    monkeypatch.setattr(key_update, "_function", lambda: None)
+    monkeypatch.setattr(framing, "_key_update", lambda: None)
     with pair(tls) as (near, far):
         near.send(1, body=torch.zeros(20_000, dtype=torch.uint8))
         far.receive(deadline_s=SOON)
@@ -176,9 +176,9 @@ def test_keys_are_renewed_while_both_ends_send(tls: TLS, monkeypatch: pytest.Mon
 
 def test_no_key_is_renewed_in_a_layout_that_is_not_known(tls: TLS, monkeypatch: pytest.MonkeyPatch) -> None:
     with pair(tls) as (near, _):
-        assert key_update.renew(near._sock)  # type: ignore[arg-type]
-        monkeypatch.setattr(key_update, "_FIELDS", key_update._FIELDS + key_update._WORD)
-        assert not key_update.renew(near._sock)  # type: ignore[arg-type]
+        assert framing.renew_key(near._sock)  # type: ignore[arg-type]
+        monkeypatch.setattr(framing, "_FIELDS", framing._FIELDS + framing._WORD)
+        assert not framing.renew_key(near._sock)  # type: ignore[arg-type]
 
 
 def test_deadlines_under_tls(tls: TLS) -> None:

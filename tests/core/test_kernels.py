@@ -35,7 +35,7 @@ pytest.importorskip("triton", reason="Triton is not installed; it comes with tor
 if not CUDA and os.environ.get(INTERPRETER) != "1":
     pytest.skip("Triton was imported before its interpreter was chosen; run this file alone", allow_module_level=True)
 
-from paceline.core.kernels import packing, select  # noqa: E402
+from paceline.core.kernels import blocks, codecs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, at inf and nan
 GROUPS = [(1, 1), (5, 7), (1, 64), (3, 65), (2, 256), (2, 1000)]
@@ -68,7 +68,7 @@ def extremes(rows: int, columns: int, numbers: Callable[..., Tensor]) -> Tensor:
 def test_a_contribution_has_the_bits_of_torch(dtype: torch.dtype, n: int, numbers: Callable[..., Tensor]) -> None:
     values, origin, out = numbers(n).to(dtype), numbers(n), torch.empty(n, device=DEVICE)
     origin[: min(n, 3)] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 1e-41][: min(n, 3)])  # ties of bf16, a subnormal
-    squares = packing.difference(values, origin, dtype, out)
+    squares = blocks.difference(values, origin, dtype, out)
     wanted = values.float() - origin.to(dtype).float()
     alike(out, wanted)
     assert squares.sum().sqrt().item() == pytest.approx(wanted.double().norm().item(), rel=1e-6)
@@ -77,7 +77,7 @@ def test_a_contribution_has_the_bits_of_torch(dtype: torch.dtype, n: int, number
 def test_the_origin_may_lie_where_the_contribution_goes(numbers: Callable[..., Tensor]) -> None:
     values, origin = numbers(5000), numbers(5000)
     wanted = values - origin
-    packing.difference(values, origin, torch.float32, origin)
+    blocks.difference(values, origin, torch.float32, origin)
     alike(origin, wanted)
 
 
@@ -85,7 +85,7 @@ def test_the_origin_may_lie_where_the_contribution_goes(numbers: Callable[..., T
 def test_the_sums_of_squares_tell_of_what_is_not_finite(bad: float, numbers: Callable[..., Tensor]) -> None:
     values, origin, out = numbers(9001), numbers(9001), torch.empty(9001, device=DEVICE)
     values[8999] = bad
-    squares = packing.difference(values, origin, torch.float32, out)
+    squares = blocks.difference(values, origin, torch.float32, out)
     alike(out, values - origin)
     assert squares[:2].isfinite().all() and not squares[2].isfinite()
 
@@ -190,13 +190,13 @@ def test_a_group_that_is_not_finite_spoils_no_other(codec: Any, numbers: Callabl
 def test_the_largest_are_those_of_torch_and_of_equals_the_first(n: int, k: int, numbers: Callable[..., Tensor]) -> None:
     for x in (numbers(n), numbers(n).mul(2).round()):
         kth = x.abs().topk(k).values.amin()
-        assert select.places(x, kth, k).tolist() == largest(x.cpu(), k).tolist()
+        assert codecs.places(x, kth, k).tolist() == largest(x.cpu(), k).tolist()
 
 
 def test_the_largest_of_numbers_with_nan_are_places_all_the_same(numbers: Callable[..., Tensor]) -> None:
     x = numbers(5000)
     x[::3] = math.nan
-    found = select.places(x, x.abs().topk(50).values.amin(), 50)
+    found = codecs.places(x, x.abs().topk(50).values.amin(), 50)
     assert found.shape == (50,) and int(found.min()) >= 0 and int(found.max()) < 5000
 
 
@@ -254,7 +254,7 @@ COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from paceline.core.kernels import codecs, momentum, packing, select
+from paceline.core.kernels import blocks, codecs
 
 P, I, F = "*fp32", "i32", "fp32"
 def compiled(kernel, signature, **constants):
@@ -268,17 +268,17 @@ def compiled(kernel, signature, **constants):
 
 for mean in (True, False):
     for start in (True, False):
-        assert "fma.rn" in compiled(momentum._step, [P, P, P, P, I, F, F, F, F, F], MEAN=mean, START=start, BLOCK=1024)
+        assert "fma.rn" in compiled(blocks._step, [P, P, P, P, I, F, F, F, F, F], MEAN=mean, START=start, BLOCK=1024)
 for kind, bits in ((P, 0), ("*fp16", 16), ("*bf16", -16)):
-    assert "fma.rn" not in compiled(packing._difference, [kind, P, P, P, I], ROUND=bits, BLOCK=4096)
+    assert "fma.rn" not in compiled(blocks._difference, [kind, P, P, P, I], ROUND=bits, BLOCK=4096)
 for feedback in (True, False):
     compiled(codecs._one_bit, [P, P, "*u8", P, I, I], FEEDBACK=feedback, BYTES=512, largest=codecs.LARGEST)
     constants = {"BLOCK": 256, "largest": codecs.LARGEST, "magic": codecs.MAGIC}
     compiled(codecs._int8, [P, P, "*i8", P, I], FEEDBACK=feedback, **constants)
 compiled(codecs._add_one_bit, [P, "*u8", P, I, I], BLOCK=4096)
 compiled(codecs._add_int8, [P, "*i8", P, I], BLOCK=256)
-compiled(select._count, [P, P, "*i64", "*i64", I], BLOCK=4096)
-compiled(select._write, [P, P, "*i64", "*i64", "*i64", "*i64", I, I], BLOCK=4096)
+compiled(codecs._count, [P, P, "*i64", "*i64", I], BLOCK=4096)
+compiled(codecs._write, [P, P, "*i64", "*i64", "*i64", "*i64", I, I], BLOCK=4096)
 print("compiled")
 """
 

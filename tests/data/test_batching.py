@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.data.workers.batching import MOST_BATCHES, BatchRequest, RequestBlocks
-from paceline.data.workers.message import BLOCK_BYTES, IpcBatch
+from paceline.data.workers.batching import BLOCK_BYTES, MOST_BATCHES, BatchRequest, IpcBatch, RequestBlocks
 
 
 def requests(count: int, size: int = 4, epoch: int = 0, begin: int = 0) -> Iterator[BatchRequest]:

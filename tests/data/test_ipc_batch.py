@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._utils import ExceptionWrapper
 
-from paceline.data.workers.message import LARGE_BYTES, IpcBatch, Packer
+from paceline.data.workers.batching import LARGE_BYTES, IpcBatch, Packer
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -116,6 +116,7 @@ def test_writing_into_one_batch_changes_no_other() -> None:
     assert constant.tolist() == [0] * 3
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("name", ["large", "sparse", "parameter", "subclass"])
 def test_what_is_no_small_plain_tensor_travels_by_itself(name: str) -> None:
     tensor = {

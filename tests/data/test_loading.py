@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from paceline.core import rng
-from paceline.data.workers.batching import BatchRequest, OrderedBatches
+from paceline.data.workers.batching import BatchRequest, IpcBatch, OrderedBatches
 from paceline.data.workers.loader import Loading
-from paceline.data.workers.message import IpcBatch
 
 SEED = 5
 

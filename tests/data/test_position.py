@@ -19,6 +19,7 @@ from paceline.data.sampling.position import Position, ShardProgress
 from paceline.errors import CheckpointError
 from paceline.forecast.sim import Clock
 from tests.data.test_shared_loader import Buckets, Numbers, Reversed
+from tests.tables import dealt
 
 Seen = list[tuple[int, list[int]]]
 """(epoch, batch) in the order of a worker's work."""
@@ -118,8 +119,10 @@ def check(seen: Seen, epochs: int = EPOCHS, n: int = 31) -> None:
         assert not wrong and len(count) == n, (epoch, wrong)
 
 
-@pytest.mark.parametrize("name", LOADERS)
-@pytest.mark.parametrize(("before", "after", "rule"), [(1, 3, "sync"), (3, 1, "asgd"), (4, 3, "sync")])
+@pytest.mark.parametrize(
+    ("name", "before", "after", "rule"),
+    dealt([(name,) for name in LOADERS], [(1, 3, "sync"), (3, 1, "asgd"), (4, 3, "sync")]),
+)
 def test_what_is_left_is_split_among_others(name: str, before: int, after: int, rule: str) -> None:
     job = Job(LOADERS[name], rule)
     for at in (1, 3, 5):

@@ -18,7 +18,7 @@ from paceline.data import ShardStream
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.position import UNIT, ShardProgress
 from paceline.data.sampling.split import Portion
-from paceline.data.streams.reader import Request, ShardAssignment, ShardBatch, ShardReading, _ProcessQueues, _Reader
+from paceline.data.streams.dataset import Request, ShardAssignment, ShardBatch, ShardReading, _ProcessQueues, _Reader
 from tests.data.test_streams import Counted
 
 

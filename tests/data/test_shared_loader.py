@@ -22,6 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import paceline
 from tests.helpers import simulate
+from tests.tables import each_value_fast
 
 Batches = list[list[int]]
 
@@ -94,10 +95,12 @@ def flat(found: list[list[Batches]], epoch: int) -> list[int]:
     return [i for worker in found for batch in worker[epoch] for i in batch]
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize(("n", "batch"), [(48, 4), (50, 4), (13, 4), (5, 2), (3, 4), (7, 1), (33, 16)])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_every_sample_once(workers: int, n: int, batch: int, shuffle: bool) -> None:
+@pytest.mark.parametrize(
+    ("workers", "sizes", "shuffle"),
+    each_value_fast([2, 3, 4], [(48, 4), (50, 4), (13, 4), (5, 2), (3, 4), (7, 1), (33, 16)], [False, True]),
+)
+def test_every_sample_once(workers: int, sizes: tuple[int, int], shuffle: bool) -> None:
+    n, batch = sizes
     found = passes(lambda: DataLoader(Numbers(n), batch, shuffle=shuffle), workers)
     for epoch in range(2):
         assert sorted(flat(found, epoch)) == list(range(n))

@@ -55,18 +55,11 @@ DATA_S = 0.2
 
 
 def waiting(rank: int, events: list[Event]) -> list[Event]:
-    """A run with a cache: a block has DATA_S of waiting for data in it, worker 1 waits twice as long in block 1 to 20.
-
-    Workers 2 and 3, on another host, have one cache between them; each worker tells of its totals twice.
-    """
+    """A block has DATA_S of waiting for data in it; worker 1 waits twice as long in block 1 to 20."""
     for event in events:
         if event["kind"] == "exchange":
             event["data_s"] = DATA_S * (2 if rank == 1 and event["block"] <= 20 else 1)
             event["compute_s"] = COMPUTE_S - event["data_s"]
-    for at_s in (20.0, 40.0):
-        row = {"hits": 3 * at_s, "misses": at_s, "bytes": 1e6 * at_s, "waited_s": at_s / 8, "retries": 1, "corrupt": 0}
-        about = {"cache": f"7-{min(rank, 2)}", "directory": "/cache"}
-        events.insert(-1, {"kind": "cache", "at_s": at_s, "rank": rank, **about, "sources": {"s3://bucket": row}})
     return events
 
 

@@ -203,12 +203,3 @@ def test_a_sentence_says_how_long_workers_waited(
     assert data_wait_sentence(run).startswith(sentence)
     assert waits_long_for_data(run) == much == ("num_workers" in data_wait_sentence(run))
     assert warnings(run) == ([data_wait_sentence(run)] if much else [])
-
-
-@pytest.mark.parametrize("sources", ["[]", "7", '{"s3://b": 3}', '{"s3://b": {"hits": []}}'])
-def test_sources_that_are_none_are_told(write_run: Write, sources: str) -> None:
-    directory = write_run(size=1)
-    log = directory / "rank-000.jsonl"
-    log.write_text(f'{{"kind": "cache", "at_s": 1, "cache": "1", "sources": {sources}}}\n' + log.read_text())
-    run = read_run(directory)
-    assert run.workers[0].damaged == [1] and "are no events" in warnings(run)[0]

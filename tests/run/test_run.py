@@ -519,7 +519,7 @@ def test_nothing_is_logged_without_reason(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_attributes_that_a_part_holds_are_read_only_and_documented() -> None:
-    for name in ("world", "rule", "bytes_sent", "minibatches", "samples", "spent", "blocks", "epoch"):
+    for name in ("world", "rule", "bytes_sent", "minibatches", "samples", "blocks", "epoch"):
         attribute = vars(paceline.Run)[name]
         assert isinstance(attribute, property) and attribute.fset is None
         assert attribute.__doc__ != type(attribute).__doc__, name

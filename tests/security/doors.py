@@ -33,7 +33,7 @@ from paceline.flow.control import wire
 from paceline.flow.control.client import ControlClient
 from paceline.flow.control.messages import About, Terms
 from paceline.flow.control.server import ControlServer
-from paceline.update.server.frames import FrameKind
+from paceline.update.server.protocol import FrameKind
 from paceline.update.server.rendezvous import _Acceptor
 from paceline_plugins.sites.relay.enrolment import Registrar
 from paceline_plugins.sites.relay.invitation import Invitation

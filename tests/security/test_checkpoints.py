@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.checkpoint import sha256
-from paceline.checkpoint.files import own_sum
+from paceline.checkpoint.files import own_sum, sha256
 from paceline.errors import CheckpointError
 from tests.helpers import Program, adam, simulate, train
 
@@ -143,3 +142,19 @@ def test_a_manifest_without_end(prepared: Path) -> None:
         file.truncate(1 << 40)  # of which the disk holds nothing
     with pytest.raises(CheckpointError, match="has more than 67108864 bytes"):
         resume(prepared)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "rank-001.json", "rank-000.safetensors"])
+def test_links_lead_nowhere(name: str, prepared: Path, tmp_path: Path) -> None:
+    """Also where what is behind them is right: who reads a file through one may read anything."""
+    (prepared / name).rename(tmp_path / "elsewhere")
+    (prepared / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="is a link"):
+        resume(prepared)
+
+
+def test_a_pickle_as_manifest(prepared: Path, tmp_path: Path) -> None:
+    (prepared / "manifest.json").write_bytes(poison(tmp_path / "canary", False, tmp_path))
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
+        resume(prepared)
+    assert not (tmp_path / "canary").exists()

@@ -7,6 +7,7 @@ Each test has somebody with a certificate that OpenSSL may well accept, and a ri
 from __future__ import annotations
 
 import datetime
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,8 +28,9 @@ from paceline.communication.sockets.identity import CONTROL, WORKER, rank_role
 from paceline.core.world import World
 from paceline.errors import GivenUpError, MismatchError, PeerLostError, RefusedError
 from paceline.flow.control import wire
-from paceline.flow.control.messages import Terms
-from paceline.update.server.frames import FrameKind
+from paceline.flow.control.client import ControlClient
+from paceline.flow.control.messages import About, Terms
+from paceline.update.server.protocol import FrameKind
 from paceline.update.server.rendezvous import _Acceptor
 from tests.communication.connections import HERE, SOON
 from tests.flow.control.cluster import begin, control, member, wait_for
@@ -282,3 +284,54 @@ def test_in_the_clear_there_is_nothing_to_revoke() -> None:
             server.revoke([0], [], False, REVOKED)
         assert isinstance(client.enter().workers, list)
         client.close()
+
+
+def test_a_worker_that_poses_as_the_control_plane(make: Maker) -> None:
+    with control(Terms(), None, make.good("two")) as (server, _):
+        with pytest.raises(
+            MismatchError, match=r"'two' \(worker, \w+\) claims to be the control plane, which has another"
+        ):
+            ControlClient(HERE, server.port, About("host", HERE, 1, {}), make.good("one"), SOON)
+
+
+class RingLater:
+    """A listener whose connections are taken and left alone."""
+
+    def __init__(self, tls: TLS) -> None:
+        self._listener = Listener(HERE, tls)
+        self.port = self._listener.port
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        for channel in self._listener.accept_while(lambda: True):
+            channel.close()
+
+    def __enter__(self) -> RingLater:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self._thread.join(SOON)
+
+
+def test_who_listens_at_a_ranks_address_has_to_be_that_rank(make: Maker) -> None:
+    files = [make.good(f"r{rank}", rank_role(rank)) for rank in (0, 1)]
+    with RingLater(files[1]) as impostor:  # listens where rank 0 should
+        door = RingListener(HERE, files[1])
+        places = [Address(HERE, impostor.port, rank_role(0)), Address(HERE, door.port, rank_role(1))]
+        one = RingTransport(door, "job", World(1, 2), places, SOON)
+        with pytest.raises(PeerLostError, match=r"'r1' \(rank-1, \w+\) claims to be rank 0, which has another"):
+            one.all_reduce(torch.ones(3)).wait()
+        one.close()
+        door.close()
+
+
+def test_certificates_that_users_share_among_the_workers_of_a_host(make: Maker) -> None:
+    """They name a host, and may be any of its ranks."""
+    host = make.good("host-0", "host")
+    with control(Terms(max_workers=2, expected=2, start_s=SOON), None, host) as (server, _):
+        both = [member(server.port, host) for _ in range(2)]
+        assert [one.enter().workers for one in both] == [[0, 1]] * 2
+        for one in both:
+            one.close()

@@ -130,3 +130,14 @@ def test_wishes_that_exclude_each_other(tmp_path: Path, arguments: list[str], sa
     result = run(*arguments, "train.py")
     assert result.exit_code == 2 and says in result.stderr and "never" not in result.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.processes
+def test_open_is_in_the_clear_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the launcher's own environment names certificates."""
+    monkeypatch.setenv("PACELINE_TLS", "of somebody else")
+    (tmp_path / "train.py").write_text("import os\nprint([os.environ['PACELINE_TLS']])\n")
+    result = run("--workers", 2, "--open", "--as-is", "--log", "log", "train.py")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("['']") == 2 and not (tmp_path / "log" / "door").exists()
+    assert "--open: the workers' own connections are neither encrypted" in result.stderr

@@ -114,7 +114,7 @@ def test_nobody_asks_the_file_system_more_than_once_a_second(tmp_path: Path, mon
         assert box.look() == []
     assert asked == []
     now[0] += 0.2
-    assert [request_file.name for request_file in box.look()] == [name] and len(asked) == 1
+    assert [request.request_file for request in box.look()] == [name] and len(asked) == 1
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"changes": 3}', '{"changes": {"lr": "much"}}', "{}", " " * (1 << 17)])
@@ -122,5 +122,5 @@ def test_a_file_that_is_no_request_is_refused(text: str, tmp_path: Path) -> None
     box = request_files.RequestFiles(tmp_path, each=False)
     (tmp_path / "tune").mkdir()
     (tmp_path / "tune" / "1.request.json").write_text(text)
-    [request_file] = box.look(now=True)
-    assert request_file.problem and request_file.changes == {}
+    [request] = box.look(now=True)
+    assert request.refused and request.changes == {}

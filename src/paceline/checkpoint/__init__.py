@@ -8,7 +8,7 @@
     PATH/rank-000.safetensors    rank 0's tensors (its model, optimizer, outer state, generators)
     PATH/rank-000.json           everything of rank 0 that is not a tensor
 
-What training does not change is written once for all ranks, and for all steps (:mod:`.frozen`).
+What training does not change is written once for all ranks, and for all steps (:mod:`.files`).
 
 `run.save(PATH)` writes one (:mod:`.saving`); `attach(..., checkpoint=DIR)` keeps the newest few as steps in a directory
 or below a URL (:mod:`.auto_checkpointer`, :mod:`.store`). Another number of workers reads the files of all ranks
@@ -19,38 +19,19 @@ from __future__ import annotations
 
 from paceline.checkpoint.auto_checkpointer import AutoCheckpointer, ExchangePosition
 from paceline.checkpoint.claim import new_run
-from paceline.checkpoint.files import (
-    FORMAT,
-    GLOBAL,
-    MANIFEST,
-    all_well,
-    checked,
-    rank_names,
-    read_json,
-    read_manifest,
-    read_tensors,
-    sha256,
-)
+from paceline.checkpoint.files import all_well, read_manifest
 from paceline.checkpoint.loading import CheckpointFinder, FoundCheckpoint
 from paceline.checkpoint.saving import save
 from paceline.checkpoint.store import store_for
 
 __all__ = [
-    "FORMAT",
-    "GLOBAL",
-    "MANIFEST",
     "AutoCheckpointer",
     "CheckpointFinder",
     "ExchangePosition",
     "FoundCheckpoint",
     "all_well",
-    "checked",
     "new_run",
-    "rank_names",
-    "read_json",
     "read_manifest",
-    "read_tensors",
     "save",
-    "sha256",
     "store_for",
 ]

@@ -5,9 +5,7 @@ In a directory, a process of the run holds a POSIX lock on a file; the kernel re
 there is nothing to remove by hand. The file names the holder and its run, because the workers of an elastic run share
 a store and take over from each other.
 
-Object stores have no locks. There an object, a lease, holds the same; the run renews it. A run takes over the lease of
-another run if it is no longer renewed, or if its process is known to have ended. A run that finds another run's lease
-instead of its own writes no more steps and ends.
+Object stores have no locks: a plugin's lease (:class:`Claim`) stands in for one there.
 """
 
 from __future__ import annotations
@@ -18,9 +16,7 @@ import json
 import logging
 import os
 import secrets
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,12 +27,10 @@ from paceline.errors import CheckpointError
 
 logger = logging.getLogger("paceline")
 
-LOCK, PROBE, LEASE = ".paceline-lock", ".paceline-probe", "paceline-lease/lease.json"
+LOCK, PROBE = ".paceline-lock", ".paceline-probe"
 PROBE_BYTES = 1 << 16
 WAIT_S = 5.0
 """Seconds for the processes of an earlier start to end."""
-RENEW_S = 20.0
-"""Seconds from one renewal of a lease to the next."""
 LOOK_S = 0.05
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -68,7 +62,7 @@ def new_run() -> str:
     return os.environ.get("PACELINE_RUN") or secrets.token_hex(8)
 
 
-def about(run: str) -> dict[str, Any]:
+def sign_of(run: str) -> dict[str, Any]:
     """The content of a lock or a lease."""
     return {
         "run": run,
@@ -86,9 +80,6 @@ def in_use(place: str, holder: dict[str, Any]) -> InUseError:
         f"{place} is in use by another run ({who}), and one run at a time can write its steps into a place; end that "
         "run, or give checkpoint= another place, such as a folder of its own in this one"
     )
-
-
-# -- directories -------------------------------------------------------------------------------------------------------
 
 
 class DirectoryClaim:
@@ -168,102 +159,15 @@ class DirectoryClaim:
             logger.warning("%s has no locks: nothing keeps a second run from writing there", self._directory)
             return {"run": self._run}
         if self._held is None:
-            return _table(disk.read(file))
-        self._held.write(json.dumps(about(self._run)).encode())
+            return held_by(disk.read(file))
+        self._held.write(json.dumps(sign_of(self._run)).encode())
         return None
 
 
-def _table(data: bytes) -> dict[str, Any]:
+def held_by(data: bytes) -> dict[str, Any]:
+    """What the holder of a lock or a lease wrote; empty if it is not whole."""
     with contextlib.suppress(ValueError):
         holder = json.loads(data)
         if isinstance(holder, dict):
             return holder
     return {}
-
-
-# -- object stores -----------------------------------------------------------------------------------------------------
-
-
-class Lease:
-    """A claim to a store without locks.
-
-    Args:
-        shown: the store's name for messages.
-        run: the name of the run.
-        read: returns the lease's bytes; empty if there is none.
-        write: replaces it.
-        delete: removes it.
-    """
-
-    def __init__(
-        self,
-        shown: str,
-        run: str,
-        read: Callable[[], bytes],
-        write: Callable[[bytes], None],
-        delete: Callable[[], None],
-    ) -> None:
-        self._shown, self._run = shown, run
-        self._read, self._write, self._delete = read, write, delete
-        self._over = runtime.Event()
-        self._thread: threading.Thread | None = None
-
-    def take(self) -> None:
-        holder = _table(self._read())
-        if holder and holder.get("run") != self._run and not _gone(holder):
-            self._await_end(holder)
-        self._renew()
-        self._thread = runtime.thread(self._keep, "paceline-lease")
-        self._thread.start()
-
-    def check(self) -> None:
-        holder = _table(self._read())
-        if holder and holder.get("run") != self._run:
-            raise in_use(self._shown, holder)
-
-    def release(self) -> None:
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join(RENEW_S)
-            self._thread = None
-            with contextlib.suppress(CheckpointError):
-                self.check()
-                self._delete()
-
-    def _await_end(self, first: dict[str, Any]) -> None:
-        """A lease that is not renewed for two and a half times its renewal period has expired."""
-        logger.warning("%s: waiting to see whether process %s on %s still writes here", *self._who(first))
-        until = runtime.monotonic() + 2.5 * RENEW_S
-        while runtime.monotonic() < until:
-            holder = _table(self._read())
-            if not holder or holder.get("run") == self._run:
-                return
-            if holder != first:
-                raise in_use(self._shown, holder)
-            runtime.sleep(min(1.0, RENEW_S / 10))
-
-    def _who(self, holder: dict[str, Any]) -> tuple[Any, Any, Any]:
-        return self._shown, holder.get("pid", "?"), holder.get("host", "?")
-
-    def _renew(self) -> None:
-        self._write(json.dumps({**about(self._run), "renewal": secrets.token_hex(4)}).encode())
-
-    def _keep(self) -> None:
-        """Renew the lease periodically, unless another worker of this run does, or another run took it."""
-        last: dict[str, Any] = {}
-        while not self._over.wait(RENEW_S):
-            with contextlib.suppress(CheckpointError):  # the next step reports a store that is down
-                holder = _table(self._read())
-                if holder and holder.get("run") != self._run:
-                    return
-                if holder == last or not holder or holder.get("pid") == runtime.pid():
-                    self._renew()
-                last = _table(self._read())
-
-
-def _gone(holder: dict[str, Any]) -> bool:
-    """Whether the process that wrote a lease is known to have ended, or is this one."""
-    pid = holder.get("pid")
-    if holder.get("host") != host_name() or not isinstance(pid, int) or pid <= 0:
-        return False
-    return pid == runtime.pid() or not runtime.living(pid)

@@ -15,6 +15,8 @@ from paceline.checkpoint.files import (
     GLOBAL,
     MANIFEST,
     STEP,
+    Needed,
+    Read,
     all_names,
     all_well,
     check_files,
@@ -22,58 +24,15 @@ from paceline.checkpoint.files import (
     rank_names,
     read_manifest,
     read_rank,
+    reader,
     renamed,
 )
-from paceline.checkpoint.frozen import Read, reader
 from paceline.checkpoint.store import StepStore, store_for
 from paceline.checkpoint.urls import local_path, shown
 from paceline.communication import Transport
 from paceline.core import runtime
 from paceline.core.world import World
 from paceline.errors import CheckpointError
-
-
-def look(path: Path, transport: Transport) -> dict[str, Any]:
-    """The manifest of a checkpoint by any number of workers; or the same error on every worker."""
-    problem, manifest, about = "", {}, ""
-    try:
-        manifest = read_manifest(path)
-        about = _digest(manifest)
-    except CheckpointError as error:
-        problem = str(error)
-    answers = all_well(transport, problem, f"{path} cannot be resumed", {"about": about})
-    other = _others(answers)
-    if other:
-        raise CheckpointError(transport.world.sign(_differ(transport.world, other, str(path))))
-    return manifest
-
-
-def load(manifest: dict[str, Any], path: Path, transport: Transport) -> dict[str, Any]:
-    """This worker's state in a checkpoint by as many workers; or the same error on every worker."""
-    problem, state = "", {}
-    try:
-        state = read_rank(manifest, transport.world.rank)
-    except CheckpointError as error:
-        problem = str(error)
-    all_well(transport, problem, f"{path} cannot be resumed")
-    return state
-
-
-def _digest(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps([manifest["size"], sorted(manifest["files"].items())]).encode()).hexdigest()
-
-
-def _others(answers: list[Any]) -> list[int]:
-    return [rank for rank, one in enumerate(answers) if one != answers[0]]
-
-
-def _differ(world: World, other: list[int], where: str) -> str:
-    return (
-        f"{world.name(0)} and {world.names(other)} find different checkpoints at {where}; copy one of them to all hosts"
-    )
-
-
-# -- the newest of several ---------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -120,21 +79,37 @@ def newest(store: StepStore, transport: Transport) -> FoundCheckpoint:
 
 def step_of(store: StepStore, number: int, transport: Transport) -> FoundCheckpoint:
     """One step; or the same error on every worker."""
-    checkpoint, why = _try(store, number, transport)
+    return _whole(*_try(store, number, transport), transport.world)
+
+
+def single(path: Path, transport: Transport) -> FoundCheckpoint:
+    """The checkpoint at a path; or the same error on every worker."""
+    checkpoint = FoundCheckpoint(name=str(path), frozen_file=store_for(path.parent).frozen)
+    return _whole(checkpoint, _fill(checkpoint, lambda needed: path, transport), transport.world)
+
+
+def _whole(checkpoint: FoundCheckpoint, why: str, world: World) -> FoundCheckpoint:
     if why:
-        raise CheckpointError(transport.world.sign(f"the checkpoint {store.name(number)} cannot be resumed: {why}"))
+        raise CheckpointError(world.sign(f"the checkpoint {checkpoint.name} cannot be resumed: {why}"))
     return checkpoint
 
 
 def _try(store: StepStore, number: int, transport: Transport) -> tuple[FoundCheckpoint, str]:
     """A step, and the workers' errors; "" if it is intact for all."""
-    problem, about, checkpoint = "", "", FoundCheckpoint(number, store.name(number), frozen_file=store.frozen)
+    checkpoint = FoundCheckpoint(number, store.name(number), frozen_file=store.frozen)
+    return checkpoint, _fill(checkpoint, lambda needed: store.fetch(number, needed), transport)
+
+
+def _fill(checkpoint: FoundCheckpoint, fetch: Callable[[Needed], Path], transport: Transport) -> str:
+    """Read a checkpoint; the workers' errors, or ""."""
+    problem, about = "", ""
     try:
-        checkpoint.manifest, checkpoint.state = _read(store, number, transport.world)
-        about = _digest(checkpoint.manifest)
+        checkpoint.manifest, checkpoint.state = _read(fetch, transport.world)
+        files = [checkpoint.manifest["size"], sorted(checkpoint.manifest["files"].items())]
+        about = hashlib.sha256(json.dumps(files).encode()).hexdigest()
     except (CheckpointError, OSError) as error:
         problem = str(error)
-    return checkpoint, _said(transport, problem, about, checkpoint.name)
+    return _said(transport, problem, about, checkpoint.name)
 
 
 def everywhere(store: StepStore, transport: Transport) -> list[int]:
@@ -149,18 +124,21 @@ def everywhere(store: StepStore, transport: Transport) -> list[int]:
 
 
 def _said(transport: Transport, problem: str, about: str, where: str) -> str:
-    """The workers' errors about a step; "" if it is intact for all."""
-    answers, world = transport.gather_json({"problem": problem, "about": about}), transport.world
-    problems = [f"{world.name(rank)}: {one['problem']}" for rank, one in enumerate(answers) if one["problem"]]
-    other = _others([one["about"] for one in answers])
+    """The workers' errors about a checkpoint; "" if it is intact for all."""
+    answers, world = transport.gather_json([problem, about]), transport.world
+    problems = [f"{world.name(rank)}: {one[0]}" for rank, one in enumerate(answers) if one[0]]
+    other = [rank for rank, one in enumerate(answers) if one[1] != answers[0][1]]
     if other and not problems:
-        problems = [_differ(world, other, where)]
+        problems = [
+            f"{world.name(0)} and {world.names(other)} find different checkpoints at {where}; copy one of them to all "
+            "hosts"
+        ]
     return "; ".join(problems)
 
 
-def _read(store: StepStore, number: int, world: World) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """A step's manifest, and this worker's state if as many workers saved it; some worker checks each file."""
-    manifest = read_manifest(store.fetch(number, lambda manifest: _needed(manifest, world)))
+def _read(fetch: Callable[[Needed], Path], world: World) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """A manifest, and this worker's state if as many workers saved it; some worker checks each file."""
+    manifest = read_manifest(fetch(lambda manifest: _needed(manifest, world)))
     if manifest["size"] == world.size:
         if world.rank == 0:
             check_files(manifest, [GLOBAL])
@@ -228,15 +206,12 @@ class CheckpointFinder:
         """A checkpoint, or the newest of a directory of steps."""
         store = store_for(path)
         disk = runtime.disk()
-        single = disk.is_file(path / MANIFEST) or disk.is_folder(renamed(path)) or is_step(path)
-        steps = not single and disk.is_folder(path) and bool(store.numbers())
-        answers = self._transport.gather_json([single, steps])
+        alone = disk.is_file(path / MANIFEST) or disk.is_folder(renamed(path)) or is_step(path)
+        steps = not alone and disk.is_folder(path) and bool(store.numbers())
+        answers = self._transport.gather_json([alone, steps])
         if not any(one[0] for one in answers) and any(one[1] for one in answers):
             return self._newest(store)
-        manifest = look(path, self._transport)
-        state = load(manifest, path, self._transport) if manifest["size"] == self._transport.world.size else None
-        beside = store_for(path.parent)
-        return FoundCheckpoint(name=str(path), manifest=manifest, state=state, frozen_file=beside.frozen)
+        return single(path, self._transport)
 
     def _named_by_url(self, url: str) -> FoundCheckpoint:
         store = store_for(parent_and_number(url)[0] if is_step(url) else url)

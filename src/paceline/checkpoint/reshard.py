@@ -21,8 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.checkpoint import GLOBAL, checked, rank_names, read_json, read_tensors
-from paceline.checkpoint.frozen import Read
+from paceline.checkpoint.files import GLOBAL, Read, checked, rank_names, read_json, read_tensors
 from paceline.core import rng, runtime
 from paceline.core.state_tree import build
 from paceline.errors import CheckpointError

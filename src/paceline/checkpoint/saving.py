@@ -27,11 +27,11 @@ from paceline.checkpoint.files import (
     manifest_text,
     renamed,
     without_beats,
+    write_missing,
     write_model,
     write_rank,
 )
 from paceline.checkpoint.files import write_text as write_durably
-from paceline.checkpoint.frozen import write_missing
 from paceline.communication import Transport
 from paceline.core import runtime
 from paceline.core.state_tree import flatten

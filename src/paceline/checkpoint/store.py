@@ -4,7 +4,7 @@
 ::
 
     DIR/step-000000120/             a whole step: the same files as those of `run.save`
-    DIR/frozen/                     tensors that training does not change, once for all steps (:mod:`.frozen`)
+    DIR/frozen/                     tensors that training does not change, once for all steps (:mod:`.files`)
     DIR/step-000000160.partial/     being written, or left when all workers were killed; not listed
     DIR/step-000000140.damaged/     was damaged; the run resumed from an older one
 

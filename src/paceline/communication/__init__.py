@@ -10,7 +10,6 @@ from paceline.core.lazy import lazily
 
 if TYPE_CHECKING:
     from paceline.communication.base import CompletedOperation, Pending, SoloTransport, Transport
-    from paceline.communication.sockets.tls import TLS
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -19,17 +18,16 @@ else:
             "SoloTransport": "base",
             "Pending": "base",
             "Transport": "base",
-            "TLS": "sockets.tls",
         },
     )
 
-__all__ = ["TLS", "CompletedOperation", "Pending", "SoloTransport", "Transport", "connect"]
+__all__ = ["CompletedOperation", "Pending", "SoloTransport", "Transport", "connect"]
 
 VARIABLE = "PACELINE_TRANSPORT"
 """Has the kind that `paceline run --transport` names."""
 
 
-def connect(timeout_s: float, group: Any = None, kind: str = "auto", tls: TLS | None = None) -> Transport:
+def connect(timeout_s: float, group: Any = None, kind: str = "auto", tls: Any = None) -> Transport:
     """Connect: to the virtual cluster, to the workers of the launcher or the group, or as a cluster of one.
 
     Args:

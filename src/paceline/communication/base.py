@@ -60,8 +60,6 @@ class Transport(ABC):
 
     name: str
 
-    told: Callable[[list[dict[str, Any]]], None] | None = None
-
     coarse = 1
     """Multiplies the least length of a chunk; above 1 if chunks in flight side by side gain nothing."""
 
@@ -75,6 +73,7 @@ class Transport(ABC):
         self.world = world
         self.bytes_sent = 0
         self._before_call: Callable[[], None] = lambda: None
+        self.when_failed: Callable[[list[dict[str, Any]]], None] = lambda rows: None
         self._parent = parent
         self._counting = threading.Lock()
 
@@ -108,9 +107,9 @@ class Transport(ABC):
         """Seconds on this worker's own clock: wall time, less the turns of other virtual workers."""
         return time.perf_counter()
 
-    def tell(self, told: Callable[[list[dict[str, Any]]], None]) -> None:
+    def on_failure(self, call: Callable[[list[dict[str, Any]]], None]) -> None:
         """Call this when the connection has failed, with a row for each worker: what it was doing."""
-        self.told = told
+        self.when_failed = call
 
     def before_calls(self, call: Callable[[], None]) -> None:
         """Call this before every call of the program's that all workers make."""

@@ -63,8 +63,8 @@ def check_alike(kinds: Sequence[int], leaving: Sequence[bool], world: World) -> 
     where: dict[str, list[int]] = {}
     for rank, (kind, leaves) in enumerate(zip(kinds, leaving, strict=True)):
         where.setdefault(_doing(kind, leaves), []).append(rank)
-    said = ", ".join(f"{world.names(ranks)} {doing}" for doing, ranks in where.items())
-    raise ElsewhereError(world.sign(f"the workers make different calls: {said}. {advice(called[0])}"))
+    calls = ", ".join(f"{world.names(ranks)} {doing}" for doing, ranks in where.items())
+    raise ElsewhereError(world.sign(f"the workers make different calls: {calls}. {advice(called[0])}"))
 
 
 def advice(call: str) -> str:

@@ -142,30 +142,23 @@ class DiagnosisKeys:
     def __init__(self, store: Any, name: str) -> None:
         self.store, self._name = store, f"paceline/{name}"
 
-    def failed(self, rank: int) -> str:
-        """Has what a worker was waiting for when it detected the failure."""
-        return f"{self._name}/failed/{rank}"
-
-    def asked(self, rank: int) -> str:
-        """Set to ask the responder of a worker."""
-        return f"{self._name}/asked/{rank}"
-
-    def answer(self, rank: int) -> str:
-        """Has the responder's answer."""
-        return f"{self._name}/answer/{rank}"
+    def key(self, kind: str, rank: int) -> str:
+        """Of worker `rank`: what it was waiting for when it detected the failure ("failed"), that its responder is
+        asked ("asked"), and the responder's answer ("answer")."""
+        return f"{self._name}/{kind}/{rank}"
 
     def read(self, doing: dict[int, Doing], ranks: Iterable[int]) -> None:
         """Add new answers to `doing`; a worker's own replaces its responder's."""
         for rank in ranks:
-            if rank not in doing and self.store.check([self.answer(rank)]):
-                doing[rank] = Doing.unpack(self.store.get(self.answer(rank)))
-            if (rank not in doing or doing[rank].state == "busy") and self.store.check([self.failed(rank)]):
-                doing[rank] = Doing.unpack(self.store.get(self.failed(rank)))
+            if rank not in doing and self.store.check([self.key("answer", rank)]):
+                doing[rank] = Doing.unpack(self.store.get(self.key("answer", rank)))
+            if (rank not in doing or doing[rank].state == "busy") and self.store.check([self.key("failed", rank)]):
+                doing[rank] = Doing.unpack(self.store.get(self.key("failed", rank)))
 
     def ask(self, ranks: Iterable[int]) -> None:
         """Wake the responders of these workers."""
         for rank in ranks:
-            self.store.set(self.asked(rank), b"what")
+            self.store.set(self.key("asked", rank), b"what")
 
 
 class Responder:
@@ -201,7 +194,7 @@ class Responder:
     def _attend(self, keys: DiagnosisKeys) -> None:
         while not self._over:
             try:
-                keys.store.wait([keys.asked(self._rank)], ASLEEP)
+                keys.store.wait([keys.key("asked", self._rank)], ASLEEP)
             except dist.DistStoreError:
                 continue  # no worker has asked yet
             except RuntimeError:  # the store is gone
@@ -210,7 +203,7 @@ class Responder:
             if not self._over:
                 self.asked, self.over_at = True, time.monotonic()
                 with contextlib.suppress(Exception):
-                    keys.store.set(keys.answer(self._rank), self._doing().pack())
+                    keys.store.set(keys.key("answer", self._rank), self._doing().pack())
                 self._failed()
             return
 
@@ -220,5 +213,5 @@ class Responder:
             return
         self._over = True
         with contextlib.suppress(Exception):
-            self._keys.store.set(self._keys.asked(self._rank), b"nothing")
+            self._keys.store.set(self._keys.key("asked", self._rank), b"nothing")
         self._thread.join(1.0)

@@ -320,7 +320,7 @@ def kubeflow_worker(environment: Environment) -> Worker | None:
 # Slurm's lists of hosts: `node[001-003,7],gpu-a[1-2]b` are six names.
 #
 #     list   = item {"," item}
-#     item   = text {"[" range {"," range} "]" text}     every bracket stands for each of its numbers in turn
+#     item   = text {"[" range {"," range} "]" text}     a bracket means each of its numbers in turn
 #     range  = digits ["-" digits]                       as many digits as the first number has, at least
 
 MOST_HOSTS = 65_536
@@ -460,7 +460,7 @@ def _tasks(environment: Environment) -> list[int]:
     for part in text.split(","):
         match = _COUNT.fullmatch(part)
         if match is None or int(match[2] or 1) > MOST_HOSTS:
-            raise UnsupportedError(f"tasks per node are told as in 2(x3),1, got {text!r}")
+            raise UnsupportedError(f"tasks per node are written as in 2(x3),1, got {text!r}")
         result += [int(match[1])] * int(match[2] or 1)
     return result
 

@@ -131,9 +131,7 @@ class Fragment:
         self.names = [name for name, _ in named]
         self.tensors = [tensor for _, tensor in named]
         first = local(self.tensors[0])
-        self.dtype = torch.float64 if first.dtype == torch.complex128 else first.dtype
-        if first.dtype == torch.complex64:
-            self.dtype = torch.float32
+        self.dtype = _WIRE_DTYPES[first.dtype] if first.dtype.is_complex else first.dtype
         self.outer_dtype = outer_dtype(first.dtype)
         self.device = first.device
         self.slots: list[TensorSlot] = []
@@ -275,13 +273,11 @@ class Fragment:
 
 
 def _changed(before: list[TensorSlot], now: list[TensorSlot]) -> str:
-    for old, new in zip(before, now, strict=True):
-        if old != new:
-            return (
-                f"{new.name} had shape {old.shape} at attach and has {new.shape} now; "
-                "the model must keep its shape while it is attached"
-            )
-    return "the model changed since attach"
+    old, new = next((old, new) for old, new in zip(before, now, strict=True) if old != new)
+    return (
+        f"{new.name} had shape {old.shape} at attach and has {new.shape} now; "
+        "the model must keep its shape while it is attached"
+    )
 
 
 @torch.no_grad()
@@ -399,9 +395,9 @@ def _is_flat(buffer: Tensor) -> bool:
 
 def buffer_fragments(model: Modules) -> list[Fragment]:
     """Fragments of the buffers that are averaged, and then of the others."""
-    find = find_buffers(model)
-    averaged = fragments("buffers", averaged_buffers(model), find)
-    return averaged + fragments("buffers", other_buffers(model), find, from_rank_0=True)
+    find, rows = find_buffers(model), list(_exchanged_buffers(model))
+    averaged = fragments("buffers", [(name, buffer) for name, buffer, mean in rows if mean], find)
+    return averaged + fragments("buffers", [(name, buffer) for name, buffer, mean in rows if not mean], find, True)
 
 
 def buffer_elements(model: Modules) -> int:

@@ -17,12 +17,8 @@ from paceline.errors import PacelineError
 
 
 def lazily(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package.
-
-    Args:
-        package: its `__name__`.
-        names: name -> its module within the package; the package's modules load by their own names.
-    """
+    """`__getattr__` and `__dir__` of a package, from its `__name__` and name -> module within it; the package's modules
+    load by their own names."""
 
     def load(name: str) -> Any:
         value = getattr(import_module(f"{package}.{names[name]}"), name) if name in names else _module(package, name)
@@ -52,12 +48,7 @@ class MissingExtraError(PacelineError, ImportError):
 
 @contextmanager
 def needed(what: str, extra: str) -> Iterator[None]:
-    """Context for the import of an optional package; raises `MissingExtraError` if it is not installed.
-
-    Args:
-        what: the feature that needs it, as the beginning of a sentence.
-        extra: the extra of paceline that installs it.
-    """
+    """Context for the import of an optional package, which `extra` of paceline installs; `what` needs it."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -26,17 +26,11 @@ Owned = list[tuple[Optimizer, Named]]
 
 @dataclass(frozen=True)
 class OptimizerMoment:
-    """One moving average that an optimizer keeps.
+    """One moving average that an optimizer keeps."""
 
-    Attributes:
-        key: its name in `optimizer.state[parameter]`.
-        decay: b of a parameter group, read at the time of use because schedulers change it.
-        square: whether it averages squares, which are never negative.
-    """
-
-    key: str
-    decay: Callable[[dict[str, object]], float]
-    square: bool = False
+    key: str  # its name in `optimizer.state[parameter]`
+    decay: Callable[[dict[str, object]], float]  # b of a parameter group, when it is used: schedulers change it
+    square: bool = False  # whether it averages squares, which are never negative
 
 
 def _beta(index: int) -> Callable[[dict[str, object]], float]:
@@ -63,8 +57,6 @@ def is_adam(optimizer: Optimizer) -> bool:
 
 CYCLED = "max_momentum"
 """A torch scheduler that cycles beta1 (OneCycleLR, CyclicLR) puts this key into its groups."""
-
-
 OWN_BETA1 = "own_beta1"
 """Key of the beta1 of the program, in a group where it was lowered."""
 

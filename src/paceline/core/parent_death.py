@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Become a worker that ends with its launcher.
+"""Become a worker that ends with its launcher; a program of the standard library alone, which is run by its path.
 
 A launcher that is killed cannot stop its workers. If they went on, and the run was started again, both would write the
-same checkpoints and logs. On Linux the kernel can kill a process at the death of the thread that started it: this
-small program asks for that, then executes the worker. It needs nothing but the standard library, and is run by its
-path. Workers of elastic runs outlive their launcher: `exit_watcher.py`.
+same checkpoints and logs. On Linux the kernel kills a process at the death of the thread that started it, if asked.
 """
 
 from __future__ import annotations

@@ -12,13 +12,8 @@ from paceline.errors import RuleError
 
 
 def read_call(text: str, what: str, example: str) -> tuple[str, dict[str, Any]]:
-    """The name and the settings of `name`, `name()` or `name(setting=1, other="word")`.
-
-    Args:
-        text: the text.
-        what: its kind, for messages: "rule", "codec".
-        example: an example of the kind, for messages.
-    """
+    """The name and the settings of `name`, `name()` or `name(setting=1, other="word")`; `what` and an `example` of it,
+    such as "rule", are for messages."""
     unreadable = f"cannot read the {what} {text!r}; write it like {example}"
     try:
         tree = ast.parse(text.strip(), mode="eval").body

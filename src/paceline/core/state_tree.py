@@ -36,8 +36,11 @@ def flatten(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
         if isinstance(value, float) and not math.isfinite(value):
             return {_TAG + "float": repr(value)}
         return value
-    if isinstance(value, (bytes, torch.dtype, torch.device)):
-        return _flatten_word(value)
+    if isinstance(value, bytes):
+        return {_TAG + "bytes": base64.b64encode(value).decode()}
+    if isinstance(value, (torch.dtype, torch.device)):
+        kind = "dtype" if isinstance(value, torch.dtype) else "device"
+        return {_TAG + kind: str(value).removeprefix("torch.")}
     if isinstance(value, (list, tuple)):
         items = [flatten(item, tensors, f"{path}.{number}") for number, item in enumerate(value)]
         return items if isinstance(value, list) else {_TAG + "tuple": items}
@@ -61,13 +64,6 @@ def _put(tensor: Tensor, tensors: dict[str, Tensor], path: str) -> str:
         name += "'"
     tensors[name] = tensor
     return name
-
-
-def _flatten_word(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return {_TAG + "bytes": base64.b64encode(value).decode()}
-    kind = "dtype" if isinstance(value, torch.dtype) else "device"
-    return {_TAG + kind: str(value).removeprefix("torch.")}
 
 
 def _flatten_dict(value: dict[Any, Any], tensors: dict[str, Tensor], path: str) -> Any:

@@ -20,23 +20,14 @@ def host_name() -> str:
 
 @dataclass(frozen=True)
 class World:
-    """Coordinates of one worker.
+    """Coordinates of one worker."""
 
-    Attributes:
-        rank: this worker, 0 <= rank < size.
-        size: number of workers, N in the equations.
-        local_rank: this worker within its host, 0 <= local_rank < local_size.
-        local_size: number of workers on this host.
-        host: this host's name.
-        hosts: host of every rank, in rank order; empty before the workers have connected.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
+    rank: int = 0  # this worker, 0 <= rank < size
+    size: int = 1  # number of workers, N in the equations
+    local_rank: int = 0  # this worker within its host, 0 <= local_rank < local_size
+    local_size: int = 1  # number of workers on this host
     host: str = field(default_factory=host_name)
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # of every rank, in rank order; empty before the workers have connected
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:

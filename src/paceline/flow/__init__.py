@@ -32,12 +32,4 @@ else:
         },
     )
 
-__all__ = [
-    "ElasticEngine",
-    "ElasticMembership",
-    "GivenState",
-    "check_rule",
-    "fingerprint",
-    "join",
-    "save_while_paused",
-]
+__all__ = ["ElasticEngine", "ElasticMembership", "GivenState", "check_rule", "fingerprint", "join", "save_while_paused"]

@@ -50,10 +50,6 @@ class CommittingExchanger(Exchanger):
         rule: has the codec of the chunks, and the route over which they are summed.
         tuner: changes settings during the run.
         report: gives what an exchange reports to the control plane.
-
-    Attributes:
-        sent: bytes that the last exchange has sent.
-        wire_s: seconds that it took once all members had come to it.
     """
 
     keeps = True
@@ -66,7 +62,7 @@ class CommittingExchanger(Exchanger):
         report: Callable[[ExchangeSummary], CommitReport],
     ) -> None:
         self.membership, self._rule, self.tuner, self.report = membership, rule, tuner, report
-        self.sent, self.wire_s = 0, 0.0
+        self.sent, self.wire_s = 0, 0.0  # bytes of the last exchange, and its seconds once all members had come to it
         self._connect()
 
     def _connect(self) -> None:

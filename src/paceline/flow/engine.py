@@ -36,12 +36,6 @@ class ElasticEngine:
         membership: this worker's membership.
         given: gives the state and the global model for joining workers that hold the frozen tensors of these keys.
         frozen_keys: gives the keys of this worker's frozen tensors.
-
-    Attributes:
-        joining: gets the state of the run.
-        leaving: lets this worker leave before the end.
-        blocks: all fragments of the model.
-        wanted: how many members the run wants.
     """
 
     gradients_due = False
@@ -57,7 +51,7 @@ class ElasticEngine:
         self._run, self.rule, self.membership = run, run.rule, membership
         self.local = self._closed = False
         self._uncommitted = UncommittedPlaces()
-        self.wanted = WantedWorkers(self.rule, membership.control.most)
+        self.wanted = WantedWorkers(self.rule, membership.control.most)  # how many members the run wants
         self._fragment = 0  # of the exchange that is under way
         self._quiet = 0  # exchanges in a row in which all members had come to their end
         self._donor = Donor(membership, run.monitor, given, frozen_keys)
@@ -65,12 +59,14 @@ class ElasticEngine:
         self._exchanger = CommittingExchanger(membership, self.rule, run.tuner, self._report)
         membership.on_connect.append(self._exchanger.renew)
         run.tuner.follow = self.follow
+        # gets the state of the run
         self.joining = Joining(membership, owned, exchanged_parts(model, owned), untrained(model, owned), frozen_keys)
-        self.leaving = Leaving(membership, lambda: self.joining.settled)
+        self.leaving = Leaving(membership, lambda: self.joining.settled)  # lets this worker leave before the end
         run.loaders.among_members(self.joining.ready, self.leave_if_asked)
         membership.enter()
         exit_handling.claim(membership.transport, owned)
         self.joining.start()
+        # all fragments of the model
         self.blocks = FragmentedModel(self.rule, self._exchanger, run, membership.transport.world.size)
         self.blocks.capture_moments()
         self.joining.blocks, self.joining.wanted = self.blocks, lambda: self.wanted.number

@@ -205,14 +205,6 @@ class Joining:
         parts: the exchanged tensors, which all members start with alike.
         rest: (name, tensor) pairs that are not exchanged.
         frozen_keys: gives the keys of the large ones of them.
-
-    Attributes:
-        given: the state that a live worker sent, if this worker joined; else None.
-        must_resume: whether all workers that held the model are lost, so that only a checkpoint has it.
-        settled: whether this worker has reported that it holds the state.
-        put: loads the given state.
-        blocks: this worker's blocks.
-        wanted: gives the members that are wanted, as this worker's state says; 0: it does not.
     """
 
     def __init__(
@@ -226,11 +218,12 @@ class Joining:
         self._membership, self._owned, self._parts, self._rest = membership, owned, parts, rest
         self._frozen_keys = frozen_keys
         self._keys = frozen_keys()  # before this worker is a member, and others wait for it
-        self.given: GivenState | None = None
-        self.must_resume = self.settled = False
-        self.put: Callable[[GivenState], None] = lambda given: None
-        self.blocks: FragmentedModel | None = None
-        self.wanted: Callable[[], int] = lambda: 0
+        self.given: GivenState | None = None  # what a live worker sent, if this worker joined
+        self.must_resume = False  # whether all workers that held the model are lost, so that only a checkpoint has it
+        self.settled = False  # whether this worker has reported that it holds the state
+        self.put: Callable[[GivenState], None] = lambda given: None  # loads the given state
+        self.blocks: FragmentedModel | None = None  # this worker's
+        self.wanted: Callable[[], int] = lambda: 0  # members that are wanted, as this worker's state says
 
     def start(self) -> None:
         """Receive the donor's state, or start with all members from rank 0's model."""

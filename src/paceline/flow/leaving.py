@@ -82,17 +82,14 @@ class Leaving:
     Args:
         membership: its membership.
         holds: whether it holds the state, so that its work counts.
-
-    Attributes:
-        asked: whether it is to leave.
-        save: writes a checkpoint step and waits for it; None: the run has no checkpoints.
-        finish: called at the end of the run: waits for a step that is being written.
     """
 
     def __init__(self, membership: ElasticMembership, holds: Callable[[], bool]) -> None:
         self._membership, self._holds = membership, holds
-        self.asked = False
+        self.asked = False  # whether it is to leave
+        # writes a checkpoint step and waits for it; None: the run has no checkpoints
         self.save: Callable[[], None] | None = None
+        # called at the end of the run: waits for a step that is being written
         self.finish: Callable[[], None] = lambda: None
         self._listens = _may_listen()
         if self._listens:

@@ -8,9 +8,8 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.communication.base import SoloTransport, Transport
 from paceline.communication.ring import RingListener, RingTransport
@@ -72,16 +71,10 @@ class MembersTransport(Transport):
     close = _of_inner("close")
 
 
-@dataclass(frozen=True)
-class CommitReport:
-    """What a member reports to the control plane about an exchange that it has completed.
-
-    Attributes:
-        marks: the places whose work enters the global model.
-        returned: the places whose work was rejected.
-        facts: for the status.
-        wanted: members that the run wants from then on; 0: as many as there are.
-    """
+class CommitReport(NamedTuple):
+    """What a member reports about an exchange that it has completed: the places whose work enters the global model,
+    those whose work was rejected, facts for the status, and the members that the run wants from then on (0: as many as
+    there are)."""
 
     marks: list[Mark]
     returned: list[Mark]
@@ -96,27 +89,20 @@ class ElasticMembership:
         control: the client of the control plane.
         listener: the listener for other members.
         settings: of the run.
-
-    Attributes:
-        transport: the connection among the members.
-        generation: the generation of members that this worker uses.
-        follows: the generation after the last applied exchange; None once it is adopted.
-        applied: the exchange whose state this worker's model has.
-        on_connect: called in order when this worker is connected to new members.
-        on_close: called when this worker has left the run.
-        applying: lock, held while a committed exchange is applied, and while another thread reads the state.
     """
 
     def __init__(self, control: ControlClient, listener: RingListener, settings: Settings) -> None:
         self.control, self._listener, self._settings = control, listener, settings
-        self.transport = MembersTransport()
-        self.generation = Generation()
+        self.transport = MembersTransport()  # the connection among the members
+        self.generation = Generation()  # the generation of members that this worker uses
+        # the generation after the last applied exchange; None once it is adopted
         self.follows: Generation | None = None
-        self.applied = 0
+        self.applied = 0  # the exchange whose state this worker's model has
         self._proof = settings.exchanged
+        # lock, held while a committed exchange is applied, and while another thread reads the state
         self.applying = runtime.Lock()
-        self.on_connect: list[Callable[[], None]] = []
-        self.on_close: list[Callable[[], None]] = []
+        self.on_connect: list[Callable[[], None]] = []  # called in order when this worker is connected to new members
+        self.on_close: list[Callable[[], None]] = []  # called when this worker has left the run
         control.on_change(self._break_off)
         control.on_hold(self._show_wait)
         control.on_end(lambda why: self.transport.inner.cancel(why))

@@ -22,16 +22,13 @@ class WantedWorkers:
     Args:
         rule: the rule; without `grow` no number is wanted.
         most: the most members that the user allows.
-
-    Attributes:
-        number: members that are wanted; 0: as many as there are.
-        workers: k, the present members.
-        minibatches: of all workers that are in the model.
     """
 
     def __init__(self, rule: Rule, most: int) -> None:
         self._rule, self._growth, self._most = rule, rule.schedule.grow, most
-        self.number = self.workers = self.minibatches = 0
+        self.number = 0  # members that are wanted; 0: as many as there are
+        self.workers = 0  # k, the present members
+        self.minibatches = 0  # of all workers that are in the model
         self._blocks = self._of = 0  # so many blocks were made by so many workers, the last ones
 
     @property

@@ -21,7 +21,7 @@ The local optimizer's state may be exchanged with the delta (`local_state`), as 
 - `fitting`: `compensate` for Adam and AdamW without amsgrad; `keep` for other optimizers.
 
 Block momentum and Adam's own push the same way twice, so a rule may lower Adam's beta1 where several workers share the
-work. Chen, Ding & Huo (ICASSP 2020) found a smaller one much better under BMUF.
+work. Chen, Ding & Huo (ICASSP 2020) report that a smaller one is much better under BMUF.
 
 Under overlap a worker has trained on from theta_i(t) to theta_i(t+d) when the new start s arrives. Two ways to join
 them:

@@ -35,6 +35,7 @@ from paceline.tuning.rule_chooser import rule_chooser_for
 from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import MeasuredChoices, Tuner
 from paceline.update import server
+from paceline.update.engine.agreement import frozen_keys
 from paceline.update.engine.collective.engine import Engine
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol
@@ -97,14 +98,14 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         )
         worker = membership.control.worker if membership is not None else world.rank
         monitor = Monitor(EventLog(settings.log, worker), transport, sinks.progress)
-        loaders = LoaderRegistry(world, settings.seed, monitor.epoch, monitor.waited, monitor.shared)
+        loaders = LoaderRegistry(world, settings.seed, monitor.epoch, monitor.waited)
         mistakes = Mistakes(world, loaders, settings.data)
         tuner = _tuner(rule, given, owned, settings, transport, monitor, exchanges, together)
         on_error.callback(tuner.close)
         chosen = tuner.rule  # by a probe, where the rule has one
         progress = TrainingProgress(chosen.schedule, owned)
-        if exchanges and world.size > 1:
-            validation.check_forward(chosen, progress.lockstep, owned, model)
+        if exchanges and world.size > 1 and (progress.lockstep or chosen.settings.within):
+            validation.check_forward(chosen, owned, model)
         observers: list[Observer] = []
         for name in settings.observers:
             observer = extension(OBSERVERS, name)(rule, settings, world, loaders, membership is not None)
@@ -116,11 +117,11 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         if membership is not None:
             # the engine sends the state of which it is a part
             engine = flow.ElasticEngine(
-                context, membership, lambda keys: state.given(keys), lambda: state.frozen_keys()
+                context, membership, lambda keys: state.given(keys), partial(frozen_keys, model, owned)
             )
         elif exchanges:
             engine = ENGINES[chosen.schedule.engine](context)
-        state = RunState(context, membership, engine)
+        state = RunState(context, membership, engine, chosen)
         tuner.begin(lambda: (engine.exchanged if engine is not None else 0, progress.steps))
         checkpointer = _checkpointer(context, membership, state) if settings.checkpoint is not None else None
         due = partial(_due_step, checkpointer, observers) if checkpointer is not None else None

@@ -195,14 +195,8 @@ def _check_asked_rule(chosen: Rule) -> None:
 
 
 class OpenedSink:
-    """A tracker that is opened by the worker that writes, at its first values, and closed with the run.
-
-    In an elastic run that is rank 0 at the time, which may leave.
-
-    Args:
-        begin: opens the tracker.
-        end: the name of its method that closes it.
-    """
+    """A tracker that the writing worker opens by `begin`, at its first values, and closes with the run by the tracker's
+    method `end`. In an elastic run that worker is rank 0 at the time, which may leave."""
 
     def __init__(self, begin: Callable[[], Any], end: str) -> None:
         self._begin, self._end = begin, end

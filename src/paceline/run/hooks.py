@@ -2,12 +2,12 @@
 """The hooks of `optimizer.step()`, and a watch for parameters that the program changes besides its optimizer, where the
 rule does not keep the change.
 
-Such programs clamp, project, mask or round weights after each step, copy them, begin a layer anew or load a part.
+Such programs clamp, project, mask or round weights after each step, copy them, reset a layer or load a part.
 Between two steps nobody else writes, so sums of the parameters are compared over that time where it tells something:
 
 - after an exchange has written them: the program changes what the exchange left, so the merged model does not keep what
   the program wants. A change that the mean keeps (a box, a common mask without block momentum) is not seen, rightly.
-- after a pass over the data, and before the first one, where layers are begun anew and parts are loaded.
+- after a pass over the data, and before the first one, where layers are reset and parts are loaded.
 
 Where all workers step with the same gradients, each makes the same change; those rules are not watched.
 """
@@ -181,7 +181,7 @@ class ProgramChanges:
             self._hold(self._everything)
 
     def _hold(self, parts: Iterable[Fragment]) -> None:
-        self._held, self._at = [(part, sums(part)) for part in parts], self._now
+        self._at, self._held = self._now, [(part, sums(part)) for part in parts]
 
     def look(self) -> None:
         """An optimizer is about to step; what is found stays on the device, for which nothing waits within a block."""

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Warns of common mistakes of the program: a loader that is not shared, a scheduler that counts the minibatches of all
-workers, a loader without batches.
-
-Only rank 0 warns of mistakes that concern all workers.
-"""
+workers, a loader without batches. Only rank 0 warns of mistakes that concern all workers."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from paceline.communication.diagnosis import in_library
-from paceline.core.foreign import replace_method
 from paceline.core.world import World
 from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.errors import UnsupportedError
@@ -103,11 +99,7 @@ class Mistakes:
         )
 
     def numbers(self, values: dict[str, Any], closed: bool) -> dict[str, float]:
-        """The values that the program logs, as numbers.
-
-        Raises:
-            UnsupportedError: a value is not a number.
-        """
+        """The values that the program logs, as numbers; others are refused."""
         if closed:
             self._warn("late", "run.log after run.close(): it is not written; log before the run is closed", True)
         found: dict[str, float] = {}
@@ -236,6 +228,6 @@ def _patch_loaders_and_schedulers() -> None:
 
         return patched_step
 
-    replace_method(DataLoader, "__iter__", iterating)
-    replace_method(DataLoader, "__len__", counting)
-    replace_method(LRScheduler, "step", scheduling)
+    iterates, counts = (DataLoader, "__iter__", iterating), (DataLoader, "__len__", counting)
+    for owner, name, wrap in iterates, counts, (LRScheduler, "step", scheduling):
+        setattr(owner, name, wrap(getattr(owner, name)))

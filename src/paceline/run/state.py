@@ -16,53 +16,43 @@ from torch import Tensor
 from paceline import flow
 from paceline.checkpoint import AutoCheckpointer, ExchangePosition, all_well, reshard
 from paceline.checkpoint.auto_checkpointer import Kept
-from paceline.checkpoint.frozen import Read, complete, without
+from paceline.checkpoint.files import Read, complete, without
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core import rng
-from paceline.core.bits import key
 from paceline.core.flat import module_list
 from paceline.errors import CheckpointError, UnsupportedError
+from paceline.rules.rule import Rule
 from paceline.update import server
 from paceline.update.engine import global_model
-from paceline.update.engine.agreement import frozen
+from paceline.update.engine.agreement import frozen_keys
 from paceline.update.engine.blocks.model import FragmentedModel
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol, GlobalModel
 
 
 class RunState:
-    """The state of one worker.
-
-    Args:
-        context: what the parts of the run share.
-        membership: of an elastic run, else None.
-        engine: exchanges by the rule; None with one worker.
+    """The state of one worker; `membership` is that of an elastic run, and `engine` is None with one worker.
 
     Attributes:
         included: objects that `run.include` named.
         pending: states that live workers sent for objects which `run.include` has not named yet.
         before_capture: called before the state is read.
-        rule_text: the rule as attached; the state holds later tuning.
         first_keys: name -> key of each large tensor that no exchange changes, when the training began: while it is the
             same, the steps name the tensor; None where no steps are taken.
     """
 
     def __init__(
-        self, context: RunContext, membership: flow.ElasticMembership | None, engine: EngineProtocol | None
+        self, context: RunContext, membership: flow.ElasticMembership | None, engine: EngineProtocol | None, rule: Rule
     ) -> None:
         self._context, self._membership, self.engine = context, membership, engine
         self.included: dict[str, Any] = {}
         self.pending: dict[str, Any] = {}
         self.before_capture: Callable[[], None] = lambda: None
-        self.rule_text = context.rule.text()
+        self.rule_text = rule.text()  # as attached; the state holds later tuning
         self.first_keys: dict[str, str] | None = None
 
     def include(self, objects: dict[str, Any]) -> None:
-        """Add objects with a `state_dict` and a `load_state_dict`.
-
-        Raises:
-            UnsupportedError: one of them has none.
-        """
+        """Add objects with a `state_dict` and a `load_state_dict`; refuse others."""
         for name, thing in objects.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
                 kind = type(thing).__name__
@@ -97,14 +87,14 @@ class RunState:
 
     def frozen_keys(self) -> dict[str, str]:
         """Name -> present key of each large tensor that no exchange changes."""
-        return {name: key(name, one) for name, one in frozen(self._context.model, self._context.owned).items()}
+        return frozen_keys(self._context.model, self._context.owned)
 
     def watch_frozen(self) -> None:
         """The training begins: from now on steps name the large tensors that stay as they are."""
         self.first_keys = self.frozen_keys()
 
     def _naming(self, keys: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-        """This worker's state without these frozen tensors, which it names; and the names that are left out of it."""
+        """This worker's state without these frozen tensors, which it names; and the names that it lacks."""
         state = self.capture()
         state["model"], tied = without(state["model"], keys)
         keys = {name: one for name, one in keys.items() if name not in tied}
@@ -169,11 +159,7 @@ class RunState:
         }
 
     def snapshot(self) -> dict[str, Any]:
-        """A copy of the state in memory.
-
-        Raises:
-            UnsupportedError: in the warm-up of a block rule, and under asynchronous rules.
-        """
+        """A copy of the state in memory; refused in the warm-up of a block rule, and under asynchronous rules."""
         world, rule = self._context.transport.world, self._context.rule
         if world.size > 1 and not rule.schedule.can_go_back(self._context.progress.warm):
             raise UnsupportedError(
@@ -331,10 +317,7 @@ class RunState:
 
 def refuse_waiting(growth: dict[str, int] | None, workers: int) -> None:
     """Refuse a checkpoint of `workers` workers of which some waited for their turn: their optimizers' state is old.
-
-    Args:
-        growth: of the checkpoint; None unless its number of workers grew.
-    """
+    `growth` is the checkpoint's; None unless its number of workers grew."""
     if growth is not None and growth["workers"] < workers:
         raise CheckpointError(
             f"the checkpoint was made while {growth['workers']} of {workers} workers trained and the others waited "

@@ -149,8 +149,9 @@ def check_swapping(rule: Rule, owned: Owned, world: World) -> None:
 
     What they swap in follows from their own state, in which every worker would have another one.
     """
-    for optimizer, _ in () if rule.schedule.is_lockstep(True) else owned:
-        if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+    for optimizer, _ in owned:
+        swaps = callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
+        if swaps and not rule.schedule.is_lockstep(True):
             raise UnsupportedError(
                 world.sign(
                     f"{type(optimizer).__name__} swaps the model's weights in its eval() and train(), by a state of "
@@ -160,11 +161,8 @@ def check_swapping(rule: Rule, owned: Owned, world: World) -> None:
             )
 
 
-def check_forward(rule: Rule, lockstep: bool, owned: Owned, model: Modules) -> None:
-    """Refuse layers that change trained weights in the forward pass, where all workers must hold the same ones, as in
-    `lockstep`: the run begins with exchanges of gradients."""
-    if not (lockstep or rule.settings.within):
-        return
+def check_forward(rule: Rule, owned: Owned, model: Modules) -> None:
+    """Refuse layers that change trained weights in the forward pass, where all workers must hold the same ones."""
     ours = {id(parameter) for _, named in owned for _, parameter in named}
     for prefix, root in module_list(model):
         for name, module in root.named_modules():

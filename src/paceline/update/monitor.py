@@ -13,7 +13,6 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from paceline import extensions
 from paceline.communication import Transport
 from paceline.core.optimizer_state import Named
 from paceline.errors import UnsupportedError
@@ -133,7 +132,6 @@ class Monitor:
         self._since = self._transport.now()  # end of the last exchange, or the beginning of the present one
         self._data_s = 0.0  # waited for data since then
         self._trainer: int | None = None  # the training thread
-        self._sources: list[Any] = []  # logs of the shared data
         self._written_s, self._bytes = self._since, transport.bytes_sent
         self._steps, self._samples = 0, 0
         self._exchanges = self._block = 0
@@ -144,7 +142,7 @@ class Monitor:
         self.spent, self.data_s, self.of_blocks = [0.0, 0.0, 0.0], 0.0, [0.0, 0.0]
         self._left_out = 0  # contributions rejected so far
         self._in_a_row: Counter[int] = Counter()  # of each rank
-        transport.tell(lambda rows: self.note("waiting", workers=rows))
+        transport.on_failure(lambda rows: self.note("waiting", workers=rows))
 
     def attached(self, rule: str, parameters: int, buffers: int) -> None:
         """Write the first line: the worker, its host, the rule."""
@@ -162,12 +160,6 @@ class Monitor:
             cores=os.cpu_count(),
             **this_process(),
         )
-
-    def shared(self, data: Any) -> None:
-        if self._event_log.path is not None:
-            self._sources = self._sources or [log(self.note) for log in extensions.data_logs]
-        for log in self._sources:
-            log.add(data)
 
     def waited(self, seconds: float) -> None:
         """Count seconds of waiting for a batch; those of other threads (prefetching) do not count."""
@@ -321,8 +313,6 @@ class Monitor:
             self._event_log.write("exchange", **fields)
             self._line, self._bytes, self._written_s = LogLine(), sent, self._transport.now()
             self._told(block, self._steps)
-        for log in self._sources:
-            log.tell()
 
     def totals(self, block: int) -> dict[str, float]:
         computing_s, waiting_s, exchanging_s = self.spent
@@ -362,8 +352,6 @@ class Monitor:
         if line.exchanges or line.minibatches or line.delays or line.refused or line.data_s >= LEAST_S:
             line.compute_s += worked if not line.exchanges else 0.0
             self._write(blocks, False)
-        for log in self._sources:
-            log.tell(now=True)
         with self._lock:
             self._event_log.write("close", minibatches=self._steps, bytes=self._transport.bytes_sent)
             self._event_log.close()

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from paceline import extensions
 from paceline.core.lazy import lazily
 
 if TYPE_CHECKING:
@@ -22,15 +20,6 @@ else:
         },
     )
 
-
-def _cache_log(note: Callable[..., None]) -> Any:
-    """A log of the caches of a run's data sets; whoever has one has imported this package."""
-    from paceline_plugins.data.cache_log import CacheLog
-
-    return CacheLog(note)
-
-
-extensions.data_logs.append(_cache_log)
 
 __all__ = [
     "Cache",

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
+import logging
 import os
+import secrets
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -20,7 +24,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from paceline.checkpoint.claim import LEASE, Claim, Lease
+from paceline.checkpoint.claim import Claim, held_by, in_use, sign_of
 from paceline.checkpoint.files import (
     FROZEN,
     MANIFEST,
@@ -34,14 +38,22 @@ from paceline.checkpoint.files import (
     manifest_text,
     read_manifest,
     step_name,
+    write_missing,
     write_model,
     write_rank,
 )
-from paceline.checkpoint.frozen import write_missing
 from paceline.checkpoint.saving import merged, named, named_by
 from paceline.checkpoint.urls import OBSTORE_SCHEMES, redacted, scheme_of, shown
 from paceline.communication import Transport
+from paceline.core import runtime
+from paceline.core.world import host_name
 from paceline.errors import CheckpointError, UnsupportedError
+
+logger = logging.getLogger("paceline")
+
+LEASE = "paceline-lease/lease.json"
+RENEW_S = 20.0
+"""Seconds from one renewal of a lease to the next."""
 
 
 class FileTree(Protocol):
@@ -331,3 +343,91 @@ def _steps(names: Iterable[str]) -> dict[int, list[str]]:
         if match and OURS.fullmatch(file):
             found.setdefault(int(match[1]), []).append(file)
     return dict(sorted(found.items()))
+
+
+class Lease:
+    """A claim to a store without locks: an object, which the run renews.
+
+    A run takes over the lease of another run if it is no longer renewed, or if its process is known to have ended. A
+    run that finds another run's lease instead of its own writes no more steps and ends.
+
+    Args:
+        shown: the store's name for messages.
+        run: the name of the run.
+        read: returns the lease's bytes; empty if there is none.
+        write: replaces it.
+        delete: removes it.
+    """
+
+    def __init__(
+        self,
+        shown: str,
+        run: str,
+        read: Callable[[], bytes],
+        write: Callable[[bytes], None],
+        delete: Callable[[], None],
+    ) -> None:
+        self._shown, self._run = shown, run
+        self._read, self._write, self._delete = read, write, delete
+        self._over = runtime.Event()
+        self._thread: threading.Thread | None = None
+
+    def take(self) -> None:
+        holder = held_by(self._read())
+        if holder and holder.get("run") != self._run and not _gone(holder):
+            self._await_end(holder)
+        self._renew()
+        self._thread = runtime.thread(self._keep, "paceline-lease")
+        self._thread.start()
+
+    def check(self) -> None:
+        holder = held_by(self._read())
+        if holder and holder.get("run") != self._run:
+            raise in_use(self._shown, holder)
+
+    def release(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(RENEW_S)
+            self._thread = None
+            with contextlib.suppress(CheckpointError):
+                self.check()
+                self._delete()
+
+    def _await_end(self, first: dict[str, Any]) -> None:
+        """A lease that is not renewed for two and a half times its renewal period has expired."""
+        logger.warning("%s: waiting to see whether process %s on %s still writes here", *self._who(first))
+        until = runtime.monotonic() + 2.5 * RENEW_S
+        while runtime.monotonic() < until:
+            holder = held_by(self._read())
+            if not holder or holder.get("run") == self._run:
+                return
+            if holder != first:
+                raise in_use(self._shown, holder)
+            runtime.sleep(min(1.0, RENEW_S / 10))
+
+    def _who(self, holder: dict[str, Any]) -> tuple[Any, Any, Any]:
+        return self._shown, holder.get("pid", "?"), holder.get("host", "?")
+
+    def _renew(self) -> None:
+        self._write(json.dumps({**sign_of(self._run), "renewal": secrets.token_hex(4)}).encode())
+
+    def _keep(self) -> None:
+        """Renew the lease periodically, unless another worker of this run does, or another run took it."""
+        last: dict[str, Any] = {}
+        while not self._over.wait(RENEW_S):
+            with contextlib.suppress(CheckpointError):  # the next step reports a store that is down
+                holder = held_by(self._read())
+                if holder and holder.get("run") != self._run:
+                    return
+                if holder == last or not holder or holder.get("pid") == runtime.pid():
+                    self._renew()
+                last = held_by(self._read())
+
+
+def _gone(holder: dict[str, Any]) -> bool:
+    """Whether the process that wrote a lease is known to have ended, or is this one."""
+    pid = holder.get("pid")
+    if holder.get("host") != host_name() or not isinstance(pid, int) or pid <= 0:
+        return False
+    return pid == runtime.pid() or not runtime.living(pid)

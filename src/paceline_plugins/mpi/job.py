@@ -66,7 +66,7 @@ class MpiJob:
         threads: whether several threads may call MPI at once.
         world: this worker; its hosts are known after the first connection.
         everyone: a communicator of all processes that no other code of the program uses.
-        told: called once after a failure, with a row for each worker: what it was doing.
+        on_failure: called once after a failure, with a row for each worker: what it was doing.
     """
 
     def __init__(self, mpi: Any, timeout_s: float) -> None:
@@ -74,7 +74,7 @@ class MpiJob:
         self.threads: bool = mpi.Query_thread() == mpi.THREAD_MULTIPLE
         self.takes_device_memory = library.takes_device_memory(mpi)
         self.world = World(mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size())
-        self.told: Callable[[list[dict[str, Any]]], None] | None = None
+        self.on_failure: Callable[[list[dict[str, Any]]], None] = lambda rows: None
         self._lock, self._hearing, self._cause_known = threading.Lock(), threading.Lock(), threading.Event()
         self._user, self._process = threading.get_ident(), os.getpid()
         self._operations, self._in_flight, self._of_steps = 0, set[MpiOperation](), set[MpiOperation]()
@@ -241,8 +241,7 @@ class MpiJob:
         else:
             self._cause = "no worker is missing, and they wait for different operations, or for messages of each other"
         self._table = table(self.world, doing)
-        if self.told is not None:
-            self.told(rows(doing))
+        self.on_failure(rows(doing))
 
     def _tell(self, doing: Doing, tag: int) -> None:
         """Send a report to all other workers, without waiting."""

@@ -49,7 +49,7 @@ class MpiTransport(SubgroupTransport["MpiTransport"]):
 
     def __init__(self, job: MpiJob, world: World, timeout_s: float) -> None:
         self._set_up(job, world, timeout_s, "all", list(range(world.size)), None)
-        job.told = lambda rows: self.told(rows) if self.told is not None else None
+        job.on_failure = lambda rows: self.when_failed(rows)
         job.connected(1)
 
     def _set_up(

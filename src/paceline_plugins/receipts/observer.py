@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.snapshot import Snapshot
+from paceline.checkpoint.auto_checkpointer import Snapshot
 from paceline.core.flat import Modules, averaged_buffers, local
 from paceline.core.optimizer_state import Owned
 from paceline.core.world import World

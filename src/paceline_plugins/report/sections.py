@@ -19,19 +19,14 @@ from paceline_plugins.report.tables import (
     comparison,
     event_rows,
     facts,
-    source_facts,
     tuned_rows,
     worker_rows,
 )
-from paceline_plugins.report.totals import data_wait_sentence, sources, summarize, waits_long_for_data, warnings
+from paceline_plugins.report.totals import data_wait_sentence, summarize, waits_long_for_data, warnings
 
 WAITING = "Waiting is for the slowest worker to arrive at the exchange; exchanging follows."
 WAITING_OF_ASYNCHRONOUS = (
     "Asynchronous workers wait for late answers and, under a bounded staleness, for the slowest worker."
-)
-SOURCES = (
-    "A hit was in the cache when it was opened, a miss had to be fetched. Waited is the time of opening, summed over "
-    "all loader processes: while other processes have batches, the device goes on. Corrupt files were fetched again."
 )
 EVENTS = "In time since the first worker began. The number of a worker is never used twice."
 
@@ -70,7 +65,6 @@ def _sections(runs: Sequence[RunLog], drawn: Sequence[Chart], shown: Shown) -> I
     if shown.extra is not None:
         yield "extra", page.heading(shown.extra.title) + page.table(shown.extra.rows, shown.extra.note)
     yield from _one_run(runs[0], shown) if len(runs) == 1 else _several(runs)
-    yield "sources", _sources(runs)
     yield "charts", page.heading("Charts") if drawn else ""
     for chart in drawn:
         yield f"chart-{chart.key}", chart_section(chart)
@@ -120,16 +114,6 @@ def _waiting(runs: Sequence[RunLog]) -> str:
     pushed = [bool(run.delays) for run in runs]
     whose = ["A bar is the mean worker of a run."] if len(runs) > 1 else []
     return " ".join(whose + ([] if all(pushed) else [WAITING]) + ([WAITING_OF_ASYNCHRONOUS] if any(pushed) else []))
-
-
-def _sources(runs: Sequence[RunLog]) -> str:
-    """A table of the reads of each source, in runs with a cache."""
-    rows = [
-        ({"run": run.label} if len(runs) > 1 else {}) | {"source": name} | source_facts(counts)
-        for run in runs
-        for name, counts in sources(run).items()
-    ]
-    return _titled("Sources of data", rows, SOURCES)
 
 
 def _lead(runs: Sequence[RunLog]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from paceline.observe.reports.elastic_events import ControlEvent, ElasticStatus, is_news
-from paceline.observe.reports.events import SourceReads, Tuned
+from paceline.observe.reports.events import Tuned
 from paceline.observe.reports.log import RunLog
 from paceline.observe.reports.notices import NAMED, Notices, control_notice
 from paceline.observe.reports.summary import (
@@ -116,19 +116,6 @@ def _changes_text(line: Tuned) -> str:
     text = ", ".join(f"{name} {before} → {after}" for name, (before, after) in line.changes.items())
     text = f"{text}: {line.why}" if line.why else text
     return f"undone: {text}" if line.revert else text
-
-
-def source_facts(counts: SourceReads) -> dict[str, str]:
-    """Reads of a source through the caches, by name."""
-    return {
-        "hits": count_text(counts.hits),
-        "misses": count_text(counts.misses),
-        "hit rate": share_text(counts.hit_rate) if counts.hits + counts.misses else UNKNOWN,
-        "fetched": bytes_text(counts.bytes),
-        "waited": seconds_text(counts.waited_s),
-        "retries": count_text(counts.retries),
-        "corrupt": count_text(counts.corrupt),
-    }
 
 
 def event_rows(run: RunLog, most: int = 200) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from paceline.observe.reports.events import Cached, LeftOut, SourceReads, Takeover
+from paceline.observe.reports.events import LeftOut, Takeover
 from paceline.observe.reports.log import RunLog, WorkerLog
 from paceline.observe.reports.summary import Shares, ranks_text, seconds_text, share_text
 
@@ -261,21 +261,6 @@ def _crowding(run: RunLog) -> list[str]:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
-
-
-def sources(run: RunLog) -> dict[str, SourceReads]:
-    """Reads through the caches of all workers, by source; a cache that several workers share counts once."""
-    latest: dict[tuple[str, str], Cached] = {}
-    for worker in run.workers:
-        for name, line in worker.caches.items():
-            before = latest.get((worker.host, name))
-            if before is None or line.at_s > before.at_s:
-                latest[worker.host, name] = line
-    total: dict[str, SourceReads] = {}
-    for line in latest.values():
-        for source, counts in line.sources.items():
-            total[source] = total.get(source, SourceReads()) + counts
-    return dict(sorted(total.items()))
 
 
 def new_owners(run: RunLog, rank: int) -> dict[int, Takeover | None]:

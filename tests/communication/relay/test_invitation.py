@@ -235,3 +235,8 @@ def test_a_relay_that_lies_is_found_out(job: Job) -> None:
             with pytest.raises(UnsupportedError, match=r"is no relay of this job|is not the relay that"):
                 enrol(Invitation(HERE, door.getsockname()[1], good.fingerprint, good.key), [pem()], "x")
         thread.join(SOON)
+
+
+def test_its_key_is_not_shown() -> None:
+    said = Invitation("relay.example", 29700, bytes(16))
+    assert said.key.hex() not in repr(said) and repr(said.key) not in repr(said)

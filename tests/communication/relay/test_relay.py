@@ -386,3 +386,13 @@ def test_a_listener_takes_connections_of_elsewhere_like_its_own(job: Job, secure
         for channel in (*far, *near):
             channel.close()
     listener.adopt(socket.socket(), "late:1")  # it is closed: so is this
+
+
+def test_a_member_comes_back_under_its_name_after_its_connection_was_cut(relay: RelayServer, job: Job) -> None:
+    with listening(relay, job.tls()) as (listener, name), entered(relay, job.tls(), "b") as caller:
+        before = relay._members[name]
+        relay._loop.call_soon_threadsafe(before.writer.transport.abort)
+        until(lambda: relay._members.get(name) not in (before, None))
+        near, far = ends(caller, listener, name)
+        near.close()
+        far.close()

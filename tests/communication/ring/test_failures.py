@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 import torch
@@ -16,12 +15,6 @@ from tests.communication.connections import SOON
 from tests.communication.ring.rings import everywhere, ring
 
 SHORT = 1.0
-
-
-def channel_of(one: RingTransport, to: int) -> Any:
-    """The connection itself, to misuse it."""
-    one.barrier()
-    return one._connections._links[to]._channel
 
 
 def reduce(t: RingTransport, numel: int = 100_000) -> str:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +70,6 @@ def hold(cache: Any, url: str) -> Any:
         print("held", flush=True)
         sys.stdin.readline()
         return path.read_bytes().decode()
-
-
-def hold_and_fork(cache: Any, url: str) -> Any:
-    """Keep a file open, with a child process that lives until the input ends."""
-    with cache.open(url):
-        if os.fork() == 0:
-            os.close(1)
-            sys.stdin.read()
-            os._exit(0)
-        print("held", flush=True)
-        threading.Event().wait()
 
 
 def prefetch(cache: Any, urls: list[str]) -> Any:

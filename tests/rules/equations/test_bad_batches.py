@@ -12,10 +12,12 @@ import torch
 import paceline
 from paceline import NonFiniteError
 from tests.helpers import make_net, same_bits, sgd, simulate, state_of
+from tests.tables import dealt
 
 RULES = ["sync", "one_bit(warmup=2)", "sync(reproducible=True)", "averaging(period=2)", "bmuf(period=2, overlap=1)"]
 RULES += ["averaging(period=2, warmup=4)", "streaming_diloco(period=4, fragments=2, overlap=1)"]
 FREE = ["asgd(overlap=0)", "ssp(staleness=2)", "easgd(period=2)", "asgd(period=2)"]
+WHO: list[tuple[Any, ...]] = [((0, 1, 2),), ((1,),)]
 
 
 def rank() -> int:
@@ -60,13 +62,11 @@ def check(outs: list[dict[str, Any]]) -> None:
     assert float(mean.abs().max()) > 0  # statistics of good batches are there
 
 
-@pytest.mark.parametrize("who", [(0, 1, 2), (1,)])
-@pytest.mark.parametrize("rule", RULES + FREE)
+@pytest.mark.parametrize(("rule", "who"), dealt([(rule,) for rule in RULES + FREE], WHO))
 def test_a_nan_batch_does_not_stay(rule: str, who: tuple[int, ...]) -> None:
     check(simulate(program(rule, who, guarded=False), 3))
 
 
-@pytest.mark.parametrize("who", [(0, 1, 2), (1,)])
-@pytest.mark.parametrize("rule", RULES[3:5] + FREE)
+@pytest.mark.parametrize(("rule", "who"), dealt([(rule,) for rule in RULES[3:5] + FREE], WHO))
 def test_nor_one_whose_step_the_program_skips(rule: str, who: tuple[int, ...]) -> None:
     check(simulate(program(rule, who, guarded=True), 3))

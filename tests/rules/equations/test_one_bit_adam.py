@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import paceline
 from tests.helpers import simulate
+from tests.tables import each_value_fast
 
 LR, EPS, STEPS, N = 0.01, 1e-8, 9, 3
 BETAS = (0.8, 0.95)
@@ -68,13 +69,14 @@ def program(warmup: int, passes: int, decay: float, decoupled: bool, by_hand: bo
     return body
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-@pytest.mark.parametrize(("decay", "decoupled"), [(0.0, False), (0.1, False), (0.1, True)])
-@pytest.mark.parametrize("passes", [1, 3])
-@pytest.mark.parametrize("warmup", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("warmup", "passes", "decays", "by_hand"),
+    each_value_fast([1, 2, 5], [1, 3], [(0.0, False), (0.1, False), (0.1, True)], [False, True]),
+)
 def test_its_steps_are_those_of_the_equations(
-    warmup: int, passes: int, decay: float, decoupled: bool, by_hand: bool
+    warmup: int, passes: int, decays: tuple[float, bool], by_hand: bool
 ) -> None:
+    decay, decoupled = decays
     want = reference(warmup, passes, decay, decoupled)
     for found in simulate(program(warmup, passes, decay, decoupled, by_hand), N):
         torch.testing.assert_close(found, want, rtol=0, atol=1e-12)

@@ -15,7 +15,7 @@ from paceline.core.optimizer_state import ensure_state, moments, reset_state
 from paceline.errors import UnsupportedError
 from paceline_plugins.forecast import simulate_stacked
 from tests.helpers import same_bits, simulate
-from tests.processes.muon_programs import Training
+from tests.update.engine.muon_training import Training
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon came with torch 2.9")
 

@@ -11,8 +11,7 @@ import pytest
 
 from paceline.core.world import World
 from paceline.errors import PeerLostError
-from paceline.update.server.context import ServerMembership, ServiceContext
-from paceline.update.server.failures import Failures, Identity, identity
+from paceline.update.server.membership import Failures, Identity, ServerMembership, ServiceContext, identity
 from paceline.update.server.shard import ShardServer
 
 

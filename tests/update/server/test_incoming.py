@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.communication.sockets.frames import Frame
 from paceline.errors import MismatchError
-from paceline.update.server.frames import FrameKind, check
+from paceline.update.server.protocol import FrameKind, check
 
 SIZE = 4
 ROWS = [[0, 0, 0, 4]]

@@ -12,9 +12,9 @@ import torch
 
 from paceline.data.ledger.epoch_ledger import Question
 from paceline.data.ledger.ledger import Ledger
-from paceline.update.server.context import ServerMembership
-from paceline.update.server.frames import FrameKind
 from paceline.update.server.ledger_client import PartialPushes, PushedAlone
+from paceline.update.server.membership import ServerMembership
+from paceline.update.server.protocol import FrameKind
 from paceline.update.server.shard import IncomingPush
 from tests.update.server.test_takeover import shard
 

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from paceline.update.server.failures import Quorum, identity, is_gone, majority
+from paceline.update.server.membership import Quorum, identity, is_gone, majority
 
 SETTLE_S = 10.0
 
@@ -68,3 +68,13 @@ def test_a_process_of_this_host_is_known_to_be_gone() -> None:
         assert is_gone(theirs), "also before anybody has waited for it"
     assert is_gone([*mine[:2], str(os.getpid()), "0"]), "another process has its number now"
     assert not is_gone(["another kernel", *theirs[1:]]) and not is_gone([])
+
+
+def test_the_side_of_the_lowest_rank_of_two_halves() -> None:
+    assert goes_on({0}, 2, [1]) and not goes_on({1}, 2, [0])
+    assert goes_on({0, 3}, 4, [2, 1]) and not goes_on({1, 2}, 4, [0, 3])
+
+
+def test_who_stood_still_asks_whether_the_others_might_have_gone_on() -> None:
+    assert Quorum(2, SETTLE_S).without(1) and not Quorum(2, SETTLE_S).without(0)
+    assert all(Quorum(3, SETTLE_S).without(rank) for rank in range(3))

@@ -17,8 +17,8 @@ import torch
 
 from paceline.rules.outer import Sum
 from paceline.rules.schedule import Bounded
-from paceline.update.server.context import ServerMembership
 from paceline.update.server.durability import Replicas, UnsafePushes
+from paceline.update.server.membership import ServerMembership
 from paceline.update.server.protocol import PendingExchange, ShardRequest
 from paceline.update.server.shard import (
     EPOCHS,

@@ -37,6 +37,7 @@ from paceline.update.server.shard import (
     UpdateRule,
     WorkerClocks,
 )
+from tests.tables import dealt
 
 OPTIMIZERS: dict[str, tuple[type[Optimizer], GroupSettings]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
@@ -108,8 +109,9 @@ def serial(kind: type[Optimizer], settings: GroupSettings, gradients: list[Tenso
 # -- one worker, no delay ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize(("largest", "workers"), [(64, 1), (192, 3), (1024, 1)])
+@pytest.mark.parametrize(
+    ("name", "largest", "workers"), dealt([(name,) for name in OPTIMIZERS], [(64, 1), (192, 3), (1024, 1)])
+)
 def test_pieces_have_the_bits_of_the_serial_optimizer(name: str, largest: int, workers: int) -> None:
     """However the span is cut, and with a learning rate that the sender's schedule changes."""
     kind, settings = OPTIMIZERS[name]
@@ -330,8 +332,7 @@ def wire(about: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("how", ["snapshot", "state"])
+@pytest.mark.parametrize(("name", "how"), dealt([(name,) for name in OPTIMIZERS], [("snapshot",), ("state",)]))
 def test_another_piece_goes_on_from_what_this_one_had(name: str, how: str) -> None:
     kind, settings = OPTIMIZERS[name]
     outer = DelayCompensated("adaptive")

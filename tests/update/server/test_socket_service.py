@@ -17,7 +17,7 @@ import torch
 from devtools.emulation import EmulatedNetwork
 from safetensors.torch import load_file
 
-from paceline.update.server import context as members
+from paceline.update.server import membership as members
 from tests.communication.test_tls import Authority
 from tests.helpers import same_bits
 from tests.processes.asynchronous_programs import RULES

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from paceline.communication.ring.failure_cause import Breakdown, BreakNotice, Evidence, FailedOperation, find_cause
+from paceline.communication.ring.failure_cause import Breakdown, BreakNotice, FailedOperation, find_cause
 from paceline.communication.ring.link import SENT, UNSENT, WRITING, Link, OutFrame, abandon
 from paceline.communication.ring.listener import LABEL, RingListener
 from paceline.communication.ring.plans import OperationPlan, Piece
@@ -167,10 +167,6 @@ class Operation:
     """One operation of this worker; a `Pending`.
 
     Args:
-        carrier: the connections.
-        sequence: the channel or subgroup.
-        key: its key.
-        name: for messages.
         likeness: what must be the same on all members.
         plan: its pieces.
         finish: called by the waiting thread when all pieces have arrived.
@@ -647,8 +643,8 @@ class Connections:
             if broken is None:
                 return self._closed_error(operation if isinstance(operation, str) else operation.name)
             while not broken.text:
-                evidence = Evidence(self.world, self.timeout_s, self._notices, self._at())
-                broken.text, blamed, wait_s = find_cause(broken, evidence, self.lost)
+                known = self.world, self.timeout_s, self._notices, self._at()
+                broken.text, blamed, wait_s = find_cause(broken, *known, self.lost)
                 self.lost |= blamed
                 if wait_s:
                     self._changed.wait(wait_s)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.communication.ring.wire import COLLECTIVE, RECEIVING
 from paceline.core import runtime
@@ -145,57 +145,46 @@ class Breakdown:
     text: str = ""
 
 
-class Evidence(NamedTuple):
-    """What a worker knows when its connections have broken.
+def find_cause(
+    broken: Breakdown,
+    world: World,
+    timeout_s: float,
+    notices: Mapping[int, BreakNotice],
+    begun: Mapping[str, int],
+    lost: AbstractSet[int],
+) -> tuple[str, AbstractSet[int], float]:
+    """Find the workers at fault, or how long to wait for more notices.
 
-    Attributes:
+    Args:
+        broken: what broke the connections.
         world: this worker.
         timeout_s: deadline of an exchange.
         notices: of other workers, by rank.
-        at: operations that this worker has begun, as in `BreakNotice`.
+        begun: operations that this worker has begun, as `BreakNotice.at` has them.
+        lost: ranks known to be lost.
+
+    Returns:
+        The error, empty while notices are awaited; ranks that are lost by it; seconds to wait for more notices.
     """
-
-    world: World
-    timeout_s: float
-    notices: Mapping[int, BreakNotice]
-    at: Mapping[str, int]
-
-
-class FailureCause(NamedTuple):
-    """The cause of a failure.
-
-    Attributes:
-        text: the error; empty while notices are awaited.
-        blamed: ranks that are lost.
-        wait_s: how long to wait for more notices.
-    """
-
-    text: str
-    blamed: AbstractSet[int] = frozenset()
-    wait_s: float = 0.0
-
-
-def find_cause(broken: Breakdown, evidence: Evidence, lost: AbstractSet[int]) -> FailureCause:
-    """Find the workers at fault, or how long to wait for more notices; `lost` are ranks known to be lost."""
-    case, world = broken.case, evidence.world
+    case = broken.case
     if case is None:
-        return FailureCause(world.sign(broken.why))
+        return world.sign(broken.why), frozenset(), 0.0
     silent, behind = [], []  # type: tuple[list[int], list[int]]
     if not lost and not broken.definite:
-        silent, behind = missing_members(case, world.rank, evidence.notices)
+        silent, behind = missing_members(case, world.rank, notices)
         left = broken.until - runtime.monotonic()
         if silent and left > 0:
-            return FailureCause("", wait_s=left)
+            return "", frozenset(), left
     blamed = {*silent, *behind}
     if lost or blamed:
         who = (
             f"{_sentence(world, silent, behind, sorted(lost))}. Look at the last lines of that worker; it died, hung, "
             "was cut off, or made fewer steps and left without run.close()"
         )
-    elif world.rank in case.members and evidence.at.get(case.place(), 0) < case.number:
+    elif world.rank in case.members and begun.get(case.place(), 0) < case.number:
         who = "this worker did not come to it"
     else:
         who = "it was broken off" if broken.definite else "all came to it, and yet nothing moved"
     why = broken.why[:1].upper() + broken.why[1:]
-    number, deadline = f"exchange {case.number} ({case.name}", f"deadline {evidence.timeout_s:g} s)"
-    return FailureCause(world.sign(f"{number}, {deadline} failed: {who}. {why}"), blamed)
+    number, deadline = f"exchange {case.number} ({case.name}", f"deadline {timeout_s:g} s)"
+    return world.sign(f"{number}, {deadline} failed: {who}. {why}"), blamed, 0.0

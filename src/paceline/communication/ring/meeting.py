@@ -72,7 +72,7 @@ def _place(timeout_s: float, group: dist.ProcessGroup | None) -> tuple[Any, int,
     if dist.is_initialized():
         name = fresh_name(dist.get_process_group_ranks(group or dist.group.WORLD))
         return dist.distributed_c10d._get_default_store(), dist.get_rank(group), dist.get_world_size(group), name
-    worker = rendezvous.found()
+    worker = rendezvous.launched_worker()
     if worker is None:
         raise UnsupportedError(
             f'transport="channel" needs a launcher or a group, and {", ".join(LAUNCHER_VARIABLES)} are not all set; '

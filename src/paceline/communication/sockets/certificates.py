@@ -3,9 +3,9 @@
 
 ::
 
-    job = Authority.make("door")              # door/ca.pem, door/ca-key.pem: on the host where the job begins
-    job.export("door/job.pem")                # the one file that another host needs; it is enough to join
-    Authority.load("job.pem").issue("door/host-1", "host-1")     # there: cert.pem, key.pem and ca.pem, for `TLS.folder`
+    job = Authority.make("job")               # job/ca.pem, job/ca-key.pem: on the host where the job begins
+    job.export("job/job.pem")                 # the one file that another host needs; it is enough to join
+    Authority.load("job.pem").issue("job/host-1", "host-1")      # there: cert.pem, key.pem and ca.pem, for `TLS.folder`
 
 Keys use the curve P-256. Only their owner can read the files and enter the folders. What a certificate says of its
 holder is in :mod:`~paceline.communication.sockets.identity`.
@@ -102,13 +102,13 @@ class Authority:
             ) from error
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
             raise UnsupportedError(f"{file} is no job's file: its key is not that of its certificate")
-        found = cls(key, certificate)
-        found._check(file)
+        loaded = cls(key, certificate)
+        loaded._check(file)
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             warnings.warn(
                 f"others than you can read {file}, and who reads it can join the job: chmod 600 {file}", stacklevel=2
             )
-        return found
+        return loaded
 
     @property
     def job(self) -> str:

@@ -230,14 +230,7 @@ def listen(address: str, tls: TLS | None = None, port: int = 0) -> Listener:
 
 
 def connect(address: str, port: int, peer: str, timeout_s: float, tls: TLS | None = None) -> Channel:
-    """A channel to the listener at `address`, `port`; retries until the deadline.
-
-    Args:
-        address: of the listener.
-        port: of the listener.
-        peer: its name, for messages.
-        timeout_s: deadline.
-        tls: None for an unencrypted connection.
+    """A channel to `peer`, whose listener is at `address`, `port`; retries until the deadline.
 
     Raises:
         Late: no listener accepted before the deadline; the message has the last reason.

@@ -8,9 +8,12 @@ deadlines of their own, and `close` ends the waits of both. The system calls run
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import logging
 import math
 import os
+import platform
 import select
 import socket
 import ssl
@@ -22,7 +25,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.communication.sockets import key_update
 from paceline.communication.sockets.frames import (
     HEADER_BYTES,
     Closed,
@@ -382,7 +384,7 @@ class Channel:
         before, self.records_sent = self.records_sent, self.records_sent - (-sent // _RECORD_BYTES)
         if self.records_sent < MOST_RECORDS // 2:
             return
-        if key_update.renew(self._sock):  # type: ignore[arg-type]
+        if renew_key(self._sock):  # type: ignore[arg-type]
             self.records_sent, self.keys_renewed = 0, self.keys_renewed + 1
         elif before < MOST_RECORDS <= self.records_sent:
             logger.warning(
@@ -474,3 +476,45 @@ class Channel:
 
 def _deadline(seconds: float | None) -> float | None:
     return None if seconds is None else time.monotonic() + seconds
+
+
+# -- a new key for a connection ----------------------------------------------------------------------------------------
+# TLS 1.3 renews the key with which an end encrypts by a KeyUpdate (RFC 8446, section 4.6.3). OpenSSL leaves that to the
+# program, and Python's `ssl` has no call for it. So OpenSSL's own function is called in the library that `ssl` has
+# loaded. Its argument is a field of CPython's socket object: it is used only if the fields beside it are the ones that
+# they should be, and the connection is refused a new key otherwise.
+
+_NOT_REQUESTED = 0  # the other end keeps its own key
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+_FIELDS = object.__basicsize__
+"""Bytes before the fields of `_ssl._SSLSocket`: a weak reference to the Python socket, OpenSSL's SSL, the context."""
+
+
+def renew_key(sock: ssl.SSLSocket) -> bool:
+    """Send what follows with a new key; False if this interpreter or the connection's state does not allow it.
+
+    The caller sees to it that no other thread uses the connection meanwhile.
+    """
+    function, connection = _key_update(), sock._sslobj  # type: ignore[attr-defined]
+    if function is None or connection is None or sock.version() != "TLSv1.3":
+        return False
+    context = ctypes.c_void_p.from_address(id(connection) + _FIELDS + 2 * _WORD).value
+    if context != id(connection.context):  # another layout
+        return False
+    pointer = ctypes.c_void_p.from_address(id(connection) + _FIELDS + _WORD).value
+    return pointer is not None and function(pointer, _NOT_REQUESTED) == 1
+
+
+@functools.cache
+def _key_update() -> Any:
+    """OpenSSL's SSL_key_update; None where `ssl` does not show it."""
+    if platform.python_implementation() != "CPython":
+        return None
+    try:
+        import _ssl
+
+        update = ctypes.CDLL(_ssl.__file__).SSL_key_update  # finds the symbols of the libraries that it was linked to
+    except (ImportError, AttributeError, OSError):
+        return None
+    update.argtypes, update.restype = [ctypes.c_void_p, ctypes.c_int], ctypes.c_int
+    return update

@@ -32,7 +32,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
@@ -68,36 +68,29 @@ class GroupHolder:
         self.group = group
 
 
+@dataclass(eq=False)
 class TorchOperation:
     """An operation of torch.distributed in flight; a `Pending`.
 
-    Args:
-        connection: to which it belongs.
-        holder: of its group.
-        handle: torch's.
+    Attributes:
         operation: its name, for messages.
         number: counts the operations of the connection.
         then: called by `wait` once the data have arrived.
-
-    Attributes:
-        lost: in flight when the connection failed or was closed.
         resumable: a wait with a short deadline leaves it as it is. Not so a message between two workers over gloo: its
             connection is closed at the first deadline.
         ends: its handle knows when it has ended. Not so that of a message between two workers over gloo.
+        lost: in flight when the connection failed or was closed.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        holder: GroupHolder,
-        handle: Any,
-        operation: str,
-        number: int,
-        then: Callable[[], None] | None = None,
-    ) -> None:
-        self._connection, self.operation, self.number, self._then = connection, operation, number, then
-        self.holder, self.handle = holder, handle
-        self.lost = self.resumable = self.ends = False
+    connection: Connection
+    holder: GroupHolder
+    handle: Any
+    operation: str
+    number: int
+    then: Callable[[], None] | None = None
+    resumable: bool = False
+    ends: bool = False
+    lost: bool = False
 
     def completed(self) -> bool:
         """Whether `wait` would return, or raise, at once; for NCCL, whether the device has done it."""
@@ -108,13 +101,13 @@ class TorchOperation:
         if self.handle is None and not self.lost:
             return
         try:
-            self._connection.finish(self)
+            self.connection.finish(self)
         except ClosedError:
             raise
         except RuntimeError as error:
-            self._connection.fail(self.operation, error, self.number)
-        if self._then is not None:
-            self._then()
+            self.connection.fail(self.operation, error, self.number)
+        if self.then is not None:
+            self.then()
 
 
 class Connection:
@@ -128,7 +121,7 @@ class Connection:
         timeout_s: deadline of every operation, seconds.
 
     Attributes:
-        told: called once when the connection has failed, with a row for each worker: what it was doing.
+        on_failure: called once when the connection has failed, with a row for each worker: what it was doing.
     """
 
     def __init__(self, name: str, backend: str, rank: int, size: int, timeout_s: float) -> None:
@@ -149,7 +142,7 @@ class Connection:
         self._waits: dict[int, tuple[TorchOperation, float]] = {}  # thread -> its operation, since when
         self._user = threading.get_ident()  # presumably the training thread
         self._responder = Responder(self._store, name, rank, self._doing, self._end_operations)
-        self.told: Callable[[list[dict[str, Any]]], None] | None = None
+        self.on_failure: Callable[[list[dict[str, Any]]], None] = lambda rows: None
 
     @property
     def _failing(self) -> bool:
@@ -197,12 +190,11 @@ class Connection:
         problem = RuntimeError("the connection has failed before")
         if group is not None:
             try:
-                work = TorchOperation(self, holder, begin(group), operation, number, then)
+                resumable, ends = collective and "nccl" not in self.backend, collective or "gloo" not in self.backend
+                work = TorchOperation(self, holder, begin(group), operation, number, then, resumable, ends)
             except RuntimeError as error:
                 problem = error
             else:
-                work.ends = collective or "gloo" not in self.backend
-                work.resumable = collective and "nccl" not in self.backend
                 with self._lock:
                     if holder.group is group:
                         self._in_flight.add(work)
@@ -270,7 +262,7 @@ class Connection:
             self.world.sign(
                 f"operation {number} ({operation}, deadline {self.timeout_s:g} s) failed: {self._cause}. Look at the "
                 "last lines of that worker; it died, hung, was cut off, made other calls, or made fewer steps and left "
-                f"without run.close(). The back end said: {self._reason}"
+                f"without run.close(). The back end reports: {self._reason}"
             )
             + self._table
         ) from error
@@ -296,7 +288,7 @@ class Connection:
         doing = {self.world.rank: own}
         began, longest, asked = time.monotonic(), min(LONGEST_CALL_S, max(1.0, self.timeout_s / 4)), False
         try:
-            self._store.set(keys.failed(self.world.rank), own.pack())
+            self._store.set(keys.key("failed", self.world.rank), own.pack())
             self._end_operations()
             self.drop()
             while len(doing) < size and time.monotonic() < began + longest:
@@ -331,8 +323,7 @@ class Connection:
         else:
             self._cause = f"{self.world.names(busy)} did not come"
         self._table = table(self.world, doing)
-        if self.told is not None:
-            self.told(rows(doing))
+        self.on_failure(rows(doing))
 
     def _ended(self, operation: str) -> ClosedError:
         return ClosedError(self.world.sign(f"{operation}: this connection was closed before"))

@@ -34,7 +34,7 @@ from paceline.extensions import RENDEZVOUS, extension
 _met: list[tuple[Any, str]] = []  # this process's store, which must stay, and its address
 
 
-def found() -> Worker | None:
+def launched_worker() -> Worker | None:
     """This process among all workers; None if no launcher started several."""
     return schedulers.worker(os.environ)
 

@@ -20,7 +20,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.communication.base import Pending, SubgroupTransport, check_other, check_sizes, world_within
+from paceline.communication.base import (
+    Pending,
+    SubgroupTransport,
+    check_other,
+    check_sizes,
+    ordered_sum,
+    put,
+    world_within,
+)
 from paceline.communication.calls import AGREEMENT
 from paceline.communication.schedulers import LAUNCHER_VARIABLES
 from paceline.communication.torch import rendezvous
@@ -35,7 +43,7 @@ def launched() -> bool:
     """Whether this process is a launcher's worker, or the user made a group."""
     if dist.is_available() and dist.is_initialized():
         return True
-    return rendezvous.found() is not None
+    return rendezvous.launched_worker() is not None
 
 
 class ProcessTransport(SubgroupTransport["ProcessTransport"]):
@@ -53,10 +61,11 @@ class ProcessTransport(SubgroupTransport["ProcessTransport"]):
         if not dist.is_initialized():
             _join_launcher(timedelta(seconds=timeout_s))
         rank, size = dist.get_rank(group), dist.get_world_size(group)
-        connection = Connection(_fresh_name(group), _backend(group), rank, size, timeout_s)
+        members = dist.get_process_group_ranks(group or dist.group.WORLD)
+        connection = Connection(fresh_name(members), _backend(group), rank, size, timeout_s)
         world = World(rank, size, 0, 1, host_name())
-        self.global_ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        connection.told = lambda rows: self.told(rows) if self.told is not None else None
+        self.global_ranks = members
+        connection.on_failure = lambda rows: self.when_failed(rows)
         self._set_up(connection, world, "all", list(range(size)), None)
         self.world = World(rank, size, 0, 1, world.host, tuple(self.gather_json(world.host)))
         self.world = connection.world = world_within(self.world, range(size))
@@ -101,11 +110,7 @@ class ProcessTransport(SubgroupTransport["ProcessTransport"]):
         self.count("reduce_scatter", x)
         arrived = torch.empty_like(x)
 
-        def add() -> None:
-            out.copy_(arrived[0])
-            for row in arrived[1:]:
-                out.add_(row)
-
+        add = lambda: put(out, ordered_sum(arrived))  # noqa: E731
         return self._start("reduce_scatter", _to_all(arrived, x, [], []), add)
 
     def all_to_all(
@@ -176,10 +181,6 @@ def _backend(group: dist.ProcessGroup | None) -> str:
     return name
 
 
-def _fresh_name(group: dist.ProcessGroup | None) -> str:
-    return fresh_name(dist.get_process_group_ranks(group or dist.group.WORLD))
-
-
 def fresh_name(ranks: list[int]) -> str:
     """A name for the next connection of `ranks`, from their number of earlier ones: the same on all of them."""
     members = "-".join(str(rank) for rank in ranks)
@@ -189,7 +190,7 @@ def fresh_name(ranks: list[int]) -> str:
 
 
 def _join_launcher(timeout: timedelta) -> None:
-    worker = rendezvous.found()
+    worker = rendezvous.launched_worker()
     if worker is None:
         raise UnsupportedError(
             f"no launcher has started this process ({', '.join(LAUNCHER_VARIABLES)} are not all set); start with "

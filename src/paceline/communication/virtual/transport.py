@@ -272,16 +272,16 @@ def current() -> VirtualTransport | None:
 
 
 class _Receive:
-    """A message to be received."""
+    """A message to be received, once."""
 
-    def __init__(self, transport: VirtualTransport, x: Tensor, source: int, number: int) -> None:
-        self._transport, self._x, self._source, self._number = transport, x, source, number
+    def __init__(self, take: Callable[[], None]) -> None:
+        self._take: Callable[[], None] | None = take
 
     def wait(self) -> None:
         """Run other workers until the message has arrived."""
-        if self._number >= 0:
-            self._transport.take(self._x, self._source, self._number)
-            self._number = -1
+        take, self._take = self._take, None
+        if take is not None:
+            take()
 
 
 class VirtualTransport(Transport):
@@ -403,14 +403,14 @@ class VirtualTransport(Transport):
     def receive(self, x: Tensor, source: int) -> Pending:
         check_other(self.world, source, "receive from")
         self._numbers["from", source] += 1
-        return _Receive(self, x, source, self._numbers["from", source])
+        key, mail = (self._place, source, self.world.rank, self._numbers["from", source]), self.cluster.mail
 
-    def take(self, x: Tensor, source: int, number: int) -> None:
-        """Wait for message `number` of worker `source`, and copy it into `x`."""
-        key = (self._place, source, self.world.rank, number)
-        label = f"receive of {x.numel()} from worker {self.members[source]}"
-        self.cluster.wait(self._member, label, lambda: key in self.cluster.mail)
-        x.copy_(self.cluster.mail.pop(key))
+        def take() -> None:
+            label = f"receive of {x.numel()} from worker {self.members[source]}"
+            self.cluster.wait(self._member, label, lambda: key in mail)
+            x.copy_(mail.pop(key))
+
+        return _Receive(take)
 
     def close(self) -> None:
         """Does nothing: the cluster ends with its threads."""

@@ -39,7 +39,7 @@ def _installed() -> bool:
 def _works() -> bool:
     """Whether a kernel runs: Triton builds its launcher with a C compiler, which a machine may lack."""
     try:
-        from paceline.core.kernels.momentum import Factors, step
+        from paceline.core.kernels.blocks import Factors, step
 
         theta, mean, b, out = torch.zeros(4, 1, device="cuda").unbind()
         step(theta, mean, b, Factors(0.0, 0.0, 1.0, 0.0, 0.0), out)

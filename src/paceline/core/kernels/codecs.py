@@ -6,6 +6,10 @@
 Q is that of :mod:`paceline.rules.codec.one_bit` or :mod:`paceline.rules.codec.int8`. A program has a group, a row of
 `x`. The levels of 1-bit are sums in the kernel's own order, which may round otherwise
 than torch's: workers use the levels that came on the wire. All else has the bits of torch's lines.
+
+The places of the k largest magnitudes, given the k-th, come in two reads of the numbers: the first counts in each part
+those above the k-th and those equal to it; the second writes the places, in rising order, where the counts of the parts
+before say. Of equals the first are taken.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from torch import Tensor
 LARGEST = torch.finfo(torch.float32).max
 MAGIC = 12_582_912.0  # 1.5 * 2^23: a number below 2^22 plus this, minus this, is rounded to the nearest, ties to even
 BYTES = 512  # bytes of bits at a time
+PART = 4096  # numbers of which a program finds the largest
 
 
 @triton.jit
@@ -167,3 +172,42 @@ def add_int8(total: Tensor, codes: Tensor, levels: Tensor) -> None:
     block = triton.next_power_of_2(length)
     with torch.cuda.device_of(total):
         _add_int8[(rows,)](total, codes.view(torch.int8), levels, length, BLOCK=block, enable_fp_fusion=False)
+
+
+@triton.jit
+def _count(x, kth, above, equal, n, BLOCK: tl.constexpr):
+    part = tl.program_id(0).to(tl.int64)
+    at = part * BLOCK + tl.arange(0, BLOCK)
+    magnitude = tl.abs(tl.load(x + at, mask=at < n, other=0.0))
+    least = tl.load(kth)
+    tl.store(above + part, tl.sum(((magnitude > least) & (at < n)).to(tl.int64), axis=0))
+    tl.store(equal + part, tl.sum(((magnitude == least) & (at < n)).to(tl.int64), axis=0))
+
+
+@triton.jit
+def _write(x, kth, above, equal, missing, places, n, k, BLOCK: tl.constexpr):
+    part = tl.program_id(0).to(tl.int64)
+    at = part * BLOCK + tl.arange(0, BLOCK)
+    magnitude = tl.abs(tl.load(x + at, mask=at < n, other=0.0))
+    least = tl.load(kth)
+    wanted = tl.load(missing)
+    larger = ((magnitude > least) & (at < n)).to(tl.int64)
+    same = ((magnitude == least) & (at < n)).to(tl.int64)
+    larger_before = tl.load(above + part) + tl.cumsum(larger, axis=0) - larger
+    same_before = tl.load(equal + part) + tl.cumsum(same, axis=0) - same
+    chosen = (larger == 1) | ((same == 1) & (same_before < wanted))
+    place = larger_before + tl.minimum(same_before, wanted)
+    tl.store(places + place, at, mask=chosen & (place < k))
+
+
+def places(x: Tensor, kth: Tensor, k: int) -> Tensor:
+    """int64 (k,): where |x|, float32 (n,), is above `kth`, shape (), or one of the first that equal it."""
+    n = x.numel()
+    parts = triton.cdiv(n, PART)
+    above, equal = torch.zeros(2, parts, dtype=torch.int64, device=x.device)
+    chosen = torch.zeros(k, dtype=torch.int64, device=x.device)  # with some nan among x, fewer than k are found
+    with torch.cuda.device_of(x):
+        _count[(parts,)](x, kth, above, equal, n, BLOCK=PART)
+        before = (above.cumsum(0) - above, equal.cumsum(0) - equal)
+        _write[(parts,)](x, kth, *before, k - above.sum(), chosen, n, k, BLOCK=PART)
+    return chosen

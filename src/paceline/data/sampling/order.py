@@ -26,8 +26,6 @@ from paceline.data.ledger.ranges import Range
 Places = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
-TURNED = 2
-"""With `turns`, shards are shuffled within blocks of so many buffers."""
 HELD = 1 << 20
 """An order of at most this many samples is held in memory."""
 LONGEST = 1 << 26
@@ -89,26 +87,19 @@ class InShards:
 
     So an epoch reads a few files at a time, and neighbours in the order still come from different files.
 
-    With `turns`, an epoch goes through the shards of the epoch before in reverse, shuffled within blocks of `TURNED`
-    buffers. An LRU cache that holds c of n shards then hits c of n; if each epoch started with the first shard again,
-    it would hit none.
-
     Args:
         sizes: samples of each shard, in the order of the data set's indices.
         seed, epoch: of the order.
         buffer: shards whose samples are mixed.
-        turns: whether each epoch begins with the shards that the last one ended with.
     """
 
-    def __init__(self, sizes: Sequence[int], seed: int, epoch: int, buffer: int = 8, turns: bool = False) -> None:
+    def __init__(self, sizes: Sequence[int], seed: int, epoch: int, buffer: int = 8) -> None:
         if buffer < 1:
             raise ValueError(f"buffer must be at least 1 shard, got {buffer}")
         self._seed, self._epoch, self._buffer = seed, epoch, buffer
         counts = np.asarray(sizes, dtype=np.int64)
         self._first = np.cumsum(counts) - counts  # sample id at which each shard begins
-        self.shards = (
-            _turning(len(counts), seed, epoch, TURNED * buffer) if turns else _shards(len(counts), seed, epoch)
-        )
+        self.shards = Permutation(len(counts), rng.mix(seed, epoch, -1)).at(np.arange(len(counts)))
         self._ends = np.cumsum(counts[self.shards])  # places at which each shard of the order ends
         self._counts = counts
 
@@ -156,23 +147,6 @@ class InShards:
         offset = mixed - (self._ends[which] - base - self._counts[shard])
         ids: list[int] = (self._first[shard] + offset).tolist()
         return ids
-
-
-def _shards(count: int, seed: int, epoch: int) -> Places:
-    """The shards in the epoch's own order."""
-    return Permutation(count, rng.mix(seed, epoch, -1)).at(np.arange(count))
-
-
-def _turning(count: int, seed: int, epoch: int, block: int) -> Places:
-    """The order of the epoch before, reversed and shuffled within blocks; epoch 0 is shuffled freely."""
-    shards = _shards(count, seed, 0)
-    for one in range(1, epoch + 1):
-        shards = shards[::-1]
-        for begin in range(0, count, block):
-            part = shards[begin : begin + block]
-            shuffle = Permutation(len(part), rng.mix(seed, one, -2 - begin)).at(np.arange(len(part)))
-            shards = np.concatenate([shards[:begin], part[shuffle], shards[begin + block :]])
-    return shards
 
 
 def places(ranges: Iterable[Range]) -> Places:

@@ -116,6 +116,7 @@ class Position:
         played: epoch -> random state at its start, if one worker's own loader gives the order.
         leased: whether its places are leased, so that the ledger records what is done.
         arranged: epoch -> number of workers for which its order was made.
+        active: the pass that is under way, if its places are leased.
         held: leases that are not begun.
         begun: returns the places of batches that are being made.
         epoch_start: random state at the epoch's start, kept only if the user's own loader is iterated.
@@ -131,7 +132,7 @@ class Position:
         self.leased = False
         self.arranged: dict[int, int] = {}
         self.held: deque[Mark] = deque()
-        self._iteration: Generator[Any, None, None] | None = None
+        self.active: Generator[Any, None, None] | None = None
         self.begun: Callable[[], list[Mark]] = list
         self.epoch_start: dict[str, Any] | None = None
         self.generators: list[torch.Generator] = []
@@ -141,17 +142,13 @@ class Position:
 
     def let_go(self) -> None:
         """End the active pass; its leases are returned."""
-        if self._iteration is not None:
-            self._iteration.close()
-            self._iteration = None
+        if self.active is not None:
+            self.active.close()
+        self.active = None
 
     def hold(self, iteration: Generator[Any, None, None]) -> None:
         """`iteration` is the active pass, whose places are leased."""
-        self._iteration = iteration
-
-    def holds(self, iteration: Generator[Any, None, None]) -> bool:
-        """Whether `iteration` is the active pass still."""
-        return self._iteration is iteration
+        self.active = iteration
 
     def starts_epoch(self, state: dict[str, Any]) -> None:
         """The user's own loader begins an epoch with this random state."""
@@ -211,7 +208,7 @@ class Position:
 
     def strip(self) -> None:
         """The program dropped the data: drop what only another pass would need."""
-        self.epoch_start, self.generators, self._iteration, self.begun = None, [], None, list
+        self.epoch_start, self.generators, self.active, self.begun = None, [], None, list
 
     @property
     def others(self) -> bool:

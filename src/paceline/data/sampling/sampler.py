@@ -121,47 +121,46 @@ class Plan:
         """How so many places are split."""
         return "rounds", places, self.unit, workers
 
-    def stripe_of(self, world: World, epoch: int) -> int:
-        """Whose part this worker takes."""
-        return world.rank
-
     def streamed(self, epoch: int) -> StreamedOrder | None:
         """The order of an epoch if it is too long to hold; its length may be `ENDLESS`."""
         return None
 
-    def even(self, position: Position, places: int, world: World, skip: int) -> Even:
-        """Split the places that remain evenly, and note it in the position.
+    def even(self, position: Position, world: World, skip: int) -> Even:
+        """Split the places that remain of the present epoch evenly, and note it in the position.
 
         Args:
-            places: of the present epoch.
             skip: batches that this worker has had of its part.
         """
-        epoch, rest = position.epoch, position.rest.get(position.epoch)
-        total = places if rest is None else rest.total
+        epoch, rest, tail = position.epoch, position.rest.get(position.epoch), self.tail
+        total = self.places(epoch) if rest is None else rest.total
         cut = position.now.cut = self.cut(total, world.size)
-        split, stripe, tail = split_of(cut), self.stripe_of(world, epoch), self.tail
         stream = self.streamed(epoch) if rest is None else None
+        split = split_of(cut)
         if stream is not None:
             part: EvenAssignment = StreamedAssignment(stream.reach, epoch, split, world.rank, skip, tail)
         else:
-            part = EvenAssignment(epoch, rest, split, stripe, skip, tail)
-        return Even(cut, total, part, self._batches(split, position, total, world))
+            part = EvenAssignment(epoch, rest, split, world.rank, skip, tail)
+        if total >= ENDLESS // 2 or (tail == "pieces" and total % world.size):
+            return Even(cut, total, part, self._odd_batches(split, position, total, world))
+        return Even(cut, total, part, split.batches(world.rank))
 
     def batches(self, position: Position, world: World) -> int | None:
         """Batches of this worker in an even split of the places that remain; None if nobody knows."""
         rest = position.rest.get(position.epoch)
         total = self.places(position.epoch) if rest is None else rest.total
-        return self._batches(split_of(self.cut(total, world.size)), position, total, world)
+        split = split_of(self.cut(total, world.size))
+        if total >= ENDLESS // 2 or (self.tail == "pieces" and total % world.size):
+            return self._odd_batches(split, position, total, world)
+        return split.batches(world.rank)
 
-    def _batches(self, split: Split, position: Position, total: int, world: World) -> int | None:
+    def _odd_batches(self, split: Split, position: Position, total: int, world: World) -> int | None:
+        """The same of an epoch without an end, or whose last batches are cut among several workers."""
         epoch, size, rest = position.epoch, world.size, position.rest.get(position.epoch)
         if total >= ENDLESS // 2:
             return None
-        last = total // size * size
-        if last == total or self.tail != "pieces":
-            return split.batches(self.stripe_of(world, epoch))
         if self.streamed(epoch) is not None:  # too long to look at its end
             return len(split)
+        last = total // size * size
         places = [(last, total)] if rest is None else rest.cut(last, total)
         return len(split) - 1 + self.has_piece(Portion(epoch, places, (world.rank, size)))
 
@@ -278,11 +277,6 @@ class SamplingPlan(Plan):
             places = _multiple(places, self.unit * workers)
         return ("stripes" if self.in_shards else "rounds", places, self.unit, workers)
 
-    def stripe_of(self, world: World, epoch: int) -> int:
-        """Where epochs alternate in direction, the part whose shards this worker read last."""
-        back = self.in_shards and getattr(self.loader.dataset, "turns", False) and epoch % 2 == 1
-        return world.size - 1 - world.rank if back else world.rank
-
     # -- orders -----------------------------------------------------------------------------------
 
     def order(self, epoch: int) -> Order:
@@ -311,8 +305,7 @@ class SamplingPlan(Plan):
             return Shuffled(count, self._seed, epoch)
         data = self.loader.dataset
         sizes: Sequence[int] = data.shard_sizes  # type: ignore[attr-defined]
-        buffer, turns = getattr(data, "shuffle_buffer", 8), getattr(data, "turns", False)
-        return InShards(sizes, self._seed, epoch, buffer, turns)
+        return InShards(sizes, self._seed, epoch, getattr(data, "shuffle_buffer", 8))
 
     def _drawn(self, sampler: Any, seed: int, workers: int) -> Order:
         """The sampler's order from `seed`; the program's generators stay as they are.

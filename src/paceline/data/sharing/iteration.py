@@ -41,8 +41,7 @@ from paceline.data.sampling.split import (
     portion_of_rest,
     split_of,
 )
-from paceline.data.streams.dataset import ShardStream
-from paceline.data.streams.reader import ShardAssignment, ShardReading
+from paceline.data.streams.dataset import ShardAssignment, ShardReading, ShardStream
 from paceline.data.workers.batching import BatchRequest
 from paceline.data.workers.loader import Loading
 from paceline.errors import CheckpointError, PeerLostError, UnsupportedError
@@ -222,7 +221,8 @@ class SampleNumbers:
         if not self._open:
             return False
         entries = _entries(batch)
-        names = _names(self._data, asked()) if len(entries) > 1 else []
+        numbered = len(entries) > 1 and any(value is not None for value in entries.values())
+        names = _names(self._data, asked()) if numbered else []
         keys = {key for key, value in entries.items() if value in names}
         self._places = keys if self._places is None else self._places & keys
         self._equal += len(names[0]) if names else 0
@@ -261,7 +261,6 @@ def _names(data: Any, numbers: Sequence[Any]) -> list[list[Any]]:
 #     prefetch(ids)       fetch in the background what these samples need, in this order; replaces earlier hints
 #     shard_sizes         samples of each shard: neighbours in the data set lie in one file
 #     shuffle_buffer      shards whose samples are mixed with each other
-#     turns               whether every epoch begins with the shards that the last one ended with
 
 BATCHES = 16
 """Prefetch distance for a data set without shards, in batches."""
@@ -341,13 +340,12 @@ class Iteration:
         self.shards: ShardReading | None = None
         if isinstance(loader, DataLoader) and isinstance(loader.dataset, ShardStream):
             self.shards = ShardReading(loader, registry.seed)
+        alone = registry.world.size == 1
         if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-            whole = loader.batch_sampler is None  # which one worker may have
-            workers = 1 if leases is not None else self._world.size
-            self.plan = (
-                None if whole and self._world.size == 1 else SamplingPlan(loader, registry.seed, position, workers)
-            )
-        if self._world.size == 1:
+            workers = 1 if leases is not None else registry.world.size
+            batched = loader.batch_sampler is not None or not alone  # one worker may have a loader without batches
+            self.plan = SamplingPlan(loader, registry.seed, position, workers) if batched else None
+        if alone:
             position.track(generators_of(loader))
 
     @property
@@ -419,14 +417,15 @@ class Iteration:
 
     def _assignment(self, plan: Plan, skip: int, length: Callable[[], int | None]) -> Assignment:
         position, world = self._position, self._world
-        places = plan.places(position.epoch)
-        self._check_same_data(places)
+        if position.now.cut is not None or position.epoch in position.rest:
+            self._check_same_data(plan.places(position.epoch))
         if self._leases is not None:
+            places = plan.places(position.epoch)
             self.length = length()
             self._begin(("leased", places, plan.unit, world.size))
             question = Question(self._number, position.epoch, places, plan.unit, plan.most)
             return LeasedAssignment(self._leases, question, position.held)
-        even = plan.even(position, places, world, skip)
+        even = plan.even(position, world, skip)
         self._check_whole(even.total, even.cut)
         self.length = even.batches
         self._registry.began(position.epoch, self.length)
@@ -466,8 +465,6 @@ class Iteration:
     def _check_same_data(self, places: int, unit: int = 1) -> None:
         """Refuse to resume an epoch on data of another length."""
         cut, rest = self._position.now.cut, self._position.rest.get(self._position.epoch)
-        if cut is None and rest is None:
-            return
         if rest is not None and ENDLESS - 1 in rest:  # the length was unknown to the ledger
             rest.remove(places, ENDLESS)
         then = max((end for _, end in rest), default=0) if rest is not None else cut[1] if cut is not None else places
@@ -483,8 +480,6 @@ class Iteration:
 
     def _planned(self, plan: SamplingPlan, assignment: Assignment) -> Generator[Any, None, None]:
         """Batches of a map-style loader; an idle worker waits for leases that lost workers may free."""
-        if self._loading is None:
-            self._loading = Loading(plan.loader, self._registry.seed)
         nominal = plan.nominal(self._position.epoch) if plan.whole else plan.unit
         under_way: deque[tuple[Portion, int]] = deque()
         fetches = hasattr(plan.loader.dataset, "prefetch")
@@ -508,6 +503,8 @@ class Iteration:
 
         with self._until_left(assignment):
             while (portion := assignment.next(wait=True)) is not None:
+                if self._loading is None:
+                    self._loading = Loading(plan.loader, self._registry.seed)
                 for batch in self._loading.batches(requests(portion)):
                     portion, samples = under_way.popleft()
                     if numbers is not None and numbers.are_handed_out(batch, partial(plan.ids, portion)):
@@ -523,10 +520,11 @@ class Iteration:
 
     def rest_of(self, epoch: int, batches: int) -> Iterator[Any]:
         """The other workers' batches of a pass of which this one has seen its first `batches`."""
-        assert self.plan is not None and self._loading is not None
+        assert self.plan is not None
         plan, world = self.plan, self._world
         portions = rest_of_pass(plan, world, epoch, batches)
-        return self._loading.batches(BatchRequest(epoch, ids) for one in portions if len(ids := plan.ids(one)))
+        loading = self._loading or Loading(plan.loader, self._registry.seed)
+        return loading.batches(BatchRequest(epoch, ids) for one in portions if len(ids := plan.ids(one)))
 
     @contextlib.contextmanager
     def _until_left(self, assignment: Assignment) -> Iterator[None]:

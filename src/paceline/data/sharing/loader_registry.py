@@ -126,7 +126,6 @@ class LoaderRegistry(RunData):
         seed: of the order of samples.
         began: called with (epoch, number of batches or None) at the start of every pass.
         waited: called with the seconds that the program waited for a batch.
-        shared: called with the data set of every loader that is shared.
     """
 
     def __init__(
@@ -135,10 +134,9 @@ class LoaderRegistry(RunData):
         seed: int,
         began: Callable[[int, int | None], None],
         waited: Callable[[float], None] = lambda seconds: None,
-        shared: Callable[[Any], None] = lambda data: None,
     ) -> None:
         super().__init__(world, seed, began)
-        self.waited, self._shared = waited, shared
+        self.waited = waited
         self._data = NumberedData()
         self._shares: WeakValueDictionary[int, SharedLoader] = WeakValueDictionary()  # by the ids of their loaders
         self._recent: deque[SharedLoader] = deque(maxlen=RECENT)
@@ -213,7 +211,6 @@ class LoaderRegistry(RunData):
         share.again = again
         self._shares[id(loader)] = share
         self._recent.append(share)
-        self._shared(data)
         return share
 
     @property
@@ -623,7 +620,8 @@ class SharedLoader:
     def batches(self) -> Generator[Any, None, None]:
         """One pass; closing the generator ends the pass early."""
         self._registry.ready()
-        self._position.let_go()
+        if self._position.active is not None:
+            self._position.let_go()
         self._registry.leave(self._position)
         self._registry.settle()
         skip = self._position.begin()
@@ -703,7 +701,7 @@ class SharedLoader:
             return ENDLESS
 
     def _check_alone(self, batches: Generator[Any, None, None]) -> None:
-        if self._leases is not None and not self._position.holds(batches):
+        if self._leases is not None and self._position.active is not batches:
             raise UnsupportedError(
                 self._world.sign(
                     "another pass over the same data has begun within this one, and this one's leases went to "

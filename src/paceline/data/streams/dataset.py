@@ -1,19 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data of unknown length that can only be read in order, shard by shard, such as tars and text files."""
+"""Data of unknown length that can only be read in order, shard by shard, such as tars and text files.
+
+Batches are read with the settings of the user's `DataLoader`. Each loader process reads a shard of its own. A
+`DataLoader` sends requests to its W processes round-robin, so the j-th request goes to process j mod W. Here each
+process has a queue, which requests the batches of one shard in order; the process keeps the shard's iterator open. The
+process reads one sample ahead, so that its answer tells whether the shard is over; requests already sent then return
+empty. Without loader processes there is one queue.
+
+A request that reaches another process is only slow: that process opens the shard and skips.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from paceline.core import rng
+from paceline.data.ledger.ranges import Range, Ranges
+from paceline.data.sampling.batches import samples_in
 from paceline.data.sampling.order import Permutation
-from paceline.data.sampling.position import MOST_SHARDS
+from paceline.data.sampling.position import MOST_SHARDS, UNIT, ShardProgress, cut_at_shards, round_robin
+from paceline.data.sampling.split import Assignment, Portion
+from paceline.data.workers.loader import PassSampler, inner_settings
 
 
 class Shards(Protocol):
@@ -98,3 +113,251 @@ class ShardStream(IterableDataset[Any]):
         seed = info.seed - info.id if info is not None else int(torch.empty((), dtype=torch.int64).random_().item())
         for shard in self.order(seed, 0)[first::step]:
             yield from self.read(shard, 0, seed, 0)
+
+
+# -- batches of assigned shards ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """Samples `begin` .. `begin` + `count` (excl.) of a shard; fewer at its end."""
+
+    epoch: int
+    shard: int
+    begin: int
+    count: int
+
+
+Answer = tuple[Any, int, bool]
+"""A batch (None if empty), its number of samples, and whether the shard is over."""
+
+
+@dataclass(frozen=True)
+class ShardBatch:
+    """The batch of some places.
+
+    Attributes:
+        portion: the places.
+        batch: valid if there are samples.
+        samples: in the batch; 0 if the shard was over, or `drop_last` drops its last samples.
+    """
+
+    portion: Portion
+    batch: Any
+    samples: int
+
+
+class ShardAssignment:
+    """The worker's shards under rules without leases, in order.
+
+    Args:
+        epoch: of the order.
+        rest: the places of the epoch that remain.
+        workers: N.
+        rank: this worker's rank.
+        shard_progress: the places that it has handed out.
+    """
+
+    def __init__(self, epoch: int, rest: Ranges, workers: int, rank: int, shard_progress: ShardProgress) -> None:
+        self._epoch = epoch
+        self._left = deque(cut_at_shards(round_robin(rest, workers, rank).without(shard_progress.all)))
+
+    def next(self, wait: bool) -> Portion | None:
+        return Portion(self._epoch, [self._left.popleft()]) if self._left else None
+
+    def known(self) -> list[Portion]:
+        return [Portion(self._epoch, [places]) for places in self._left]
+
+    def coming(self, batches: int) -> list[Portion]:
+        return self.known()
+
+
+class ShardReading:
+    """Reads the assigned shards.
+
+    Args:
+        users: a loader with a :class:`ShardStream`.
+        seed: of the order, and of the randomness in loader processes.
+    """
+
+    def __init__(self, users: DataLoader[Any], seed: int) -> None:
+        assert isinstance(users.dataset, ShardStream)
+        self.stream = users.dataset
+        self._seed = seed
+        self._queues: _ProcessQueues | None = None
+        self._width, self._count = max(1, users.num_workers), users.batch_size or 1
+        self._source = PassSampler()
+        reader = _Reader(self.stream, users.collate_fn, users.batch_size, users.drop_last, seed)
+        self._loader: DataLoader[Any] = DataLoader(reader, **inner_settings(users, self._source))
+
+    @property
+    def places(self) -> int:
+        return len(self.stream.shards) * UNIT
+
+    def batches(self, assignment: Assignment) -> Iterator[ShardBatch]:
+        """The batches of the assigned places, until no request is pending and no place is left."""
+        while (first := assignment.next(wait=True)) is not None:
+            self._queues = queues = _ProcessQueues(assignment, first, self._width, self._count, self._order)
+            self._source.send(queues)
+            try:
+                for answer in self._loader:
+                    batch = queues.answered(answer)
+                    if batch is not None:
+                        yield batch
+            finally:
+                self._queues = None
+                self._source.send(iter(()))  # a reference cycle would keep processes alive
+
+    def begun(self) -> list[Portion]:
+        """The places of open shards that were not handed out."""
+        return self._queues.begun() if self._queues is not None else []
+
+    def _order(self, epoch: int, number: int) -> int:
+        return self.stream.order(self._seed, epoch)[number]
+
+
+class _ShardPart:
+    """A shard, or the rest of one.
+
+    Attributes:
+        asked, handed: the places up to which batches were requested, and handed out.
+    """
+
+    def __init__(self, epoch: int, shard: int, places: Range) -> None:
+        self.epoch, self.shard = epoch, shard
+        self.asked, self.end = places
+        self.handed = self.asked
+        self.over = False
+
+    @property
+    def open(self) -> bool:
+        return not self.over and self.asked < self.end
+
+    def ask(self, most: int) -> Request:
+        """The request for the next batch."""
+        count = min(most, self.end - self.asked)
+        request = Request(self.epoch, self.shard, self.asked % UNIT, count)
+        self.asked += count
+        return request
+
+
+class _ProcessQueues:
+    """Sends requests to the loader processes round-robin, and matches their answers."""
+
+    def __init__(
+        self, assignment: Assignment, first: Portion, width: int, count: int, order: Callable[[int, int], int]
+    ) -> None:
+        self._assignment, self._count, self._order = assignment, count, order
+        self._first: Portion | None = first
+        self._queues: list[_ShardPart | None] = [None] * width
+        self._turn, self._dry = 0, False
+        self._sent: deque[tuple[_ShardPart, int] | None] = deque()
+        self._begun: list[_ShardPart] = []
+
+    def __iter__(self) -> Iterator[Request | None]:
+        return self
+
+    def __next__(self) -> Request | None:
+        part = self._queues[self._turn]
+        if part is None or not part.open:
+            part = self._queues[self._turn] = self._open_next()
+        if part is None and not any(one is not None and one.open for one in self._queues):
+            raise StopIteration
+        self._turn = (self._turn + 1) % len(self._queues)
+        if part is None:  # other processes still have work, so skip this one's turn
+            self._sent.append(None)
+            return None
+        request = part.ask(self._count)
+        self._sent.append((part, part.asked))
+        return request
+
+    def _open_next(self) -> _ShardPart | None:
+        portion, self._first = self._first, None
+        if portion is None and not self._dry:
+            portion = self._assignment.next(wait=False)
+            self._dry = portion is None  # `ShardReading.batches` asks again, and waits
+        if portion is None:
+            return None
+        ((begin, end),) = portion.places
+        part = _ShardPart(portion.epoch, self._order(portion.epoch, begin // UNIT), (begin, end))
+        self._begun.append(part)
+        return part
+
+    def answered(self, answer: Answer | None) -> ShardBatch | None:
+        """The batch of the oldest pending request; None if it came back empty."""
+        sent = self._sent.popleft()
+        if sent is None or answer is None or sent[0].over:
+            return None
+        part, end = sent
+        batch, samples, part.over = answer
+        begin, part.handed = part.handed, part.end if part.over else end
+        if part.handed == part.end:
+            self._begun.remove(part)
+        return ShardBatch(Portion(part.epoch, [(begin, part.handed)]), batch, samples)
+
+    def begun(self) -> list[Portion]:
+        """The places of open shards that were not handed out."""
+        return [Portion(part.epoch, [(part.handed, part.end)]) for part in self._begun]
+
+
+class _Reader(Dataset[Any]):
+    """The data set in a loader process, indexed by requests."""
+
+    def __init__(
+        self, stream: ShardStream, collate: Callable[[Any], Any], batch_size: int | None, drop_last: bool, seed: int
+    ) -> None:
+        self.users = stream
+        self._collate, self._batch_size, self._drop_last, self._seed = collate, batch_size, drop_last, seed
+        self._open_shard: _OpenShard | None = None
+
+    def __getitem__(self, request: Request | None) -> Answer | None:
+        if request is None:
+            return None
+        if get_worker_info() is not None:
+            rng.seed_all(rng.mix(self._seed, request.epoch, request.shard, request.begin))
+        open_shard, self._open_shard = self._opened(request), None  # closed, if an error follows
+        samples = open_shard.take(request.count)
+        self._open_shard = open_shard
+        if not samples or (self._drop_last and open_shard.over and len(samples) < (self._batch_size or 1)):
+            return None, 0, open_shard.over
+        if self._batch_size is None:
+            batch = self._collate(samples[0])
+            return batch, samples_in(batch) or 1, open_shard.over
+        return self._collate(samples), len(samples), open_shard.over
+
+    def _opened(self, request: Request) -> _OpenShard:
+        opened, key = self._open_shard, (request.epoch, request.shard)
+        if (
+            opened is None
+            or opened.key != key
+            or (opened.at != request.begin and not opened.ended_before(request.begin))
+        ):
+            samples = self.users.read(request.shard, request.begin, self._seed, request.epoch)
+            opened = _OpenShard(key, samples, request.begin)
+        return opened
+
+
+class _OpenShard:
+    """An open shard.
+
+    Attributes:
+        key: (epoch, shard).
+        at: index of the next sample.
+        over: whether there is none.
+    """
+
+    def __init__(self, key: tuple[int, int], samples: Iterator[Any], at: int) -> None:
+        self.key, self._samples, self.at, self.over = key, samples, at, False
+        self._lookahead: list[Any] = []
+
+    def take(self, count: int) -> list[Any]:
+        """The next samples; reads one more to see whether the shard is over."""
+        taken = [*self._lookahead, *islice(self._samples, count - len(self._lookahead))]
+        self._lookahead = list(islice(self._samples, 1)) if len(taken) == count else []
+        self.over = not self._lookahead
+        self.at += len(taken)
+        return taken
+
+    def ended_before(self, begin: int) -> bool:
+        """Whether `begin` lies beyond the end."""
+        return self.over and self.at <= begin

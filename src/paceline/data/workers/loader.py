@@ -2,7 +2,7 @@
 """Makes requested batches with the settings of the user's `DataLoader`.
 
 Without loader processes, samples are fetched and collated directly. With them, an inner `DataLoader` sends blocks of
-batches (:mod:`paceline.data.workers.batching`), each block in one message (:mod:`paceline.data.workers.message`).
+batches (:mod:`paceline.data.workers.batching`), each block in one message.
 """
 
 from __future__ import annotations
@@ -20,8 +20,15 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from paceline.core import rng
-from paceline.data.workers.batching import BLOCK_S, BatchRequest, OrderedBatches, RequestBlocks
-from paceline.data.workers.message import BLOCK_BYTES, LARGE_BYTES, Packer
+from paceline.data.workers.batching import (
+    BLOCK_BYTES,
+    BLOCK_S,
+    LARGE_BYTES,
+    BatchRequest,
+    OrderedBatches,
+    Packer,
+    RequestBlocks,
+)
 
 # Randomness in loader processes that is a function of (seed, epoch, sample) alone.
 #

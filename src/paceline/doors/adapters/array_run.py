@@ -45,7 +45,7 @@ class ArrayRun(Run):
     """A run over arrays; made by `attach_arrays`.
 
     Args:
-        parameters: name -> tensor that stands for the program's array.
+        parameters: name -> tensor in place of the program's array.
         buffers: the same for arrays that are averaged and not trained.
         rule, settings: of `paceline.attach.prepare`.
         more: momentum and decay, if known.

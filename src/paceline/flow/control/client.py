@@ -60,19 +60,6 @@ class ControlClient:
         timeout_s: seconds for every wait, except for those below the quorum.
         dial: connects to the control plane, see `ControlAddress`; None: directly.
 
-    Attributes:
-        worker: its number; it is final once :meth:`enter` has returned.
-        run: the name of the run.
-        generation: the newest known; its number is 0 before this worker is a member.
-        called: the highest exchange to which this worker was called, 0 for none.
-        paused: why the run waits for workers; "" if it does not.
-        held: why this worker waits to become a member, with no limit while the control plane answers; "" if it does
-            not.
-        most: the most members that the user allows.
-        saves: whether this worker writes a checkpoint while the run waits.
-        leaves: set when this worker is to leave in order; waits below the quorum then end with SystemExit.
-        left: whether this worker has left before the end.
-
     Raises:
         OverError: the run is over.
         RefusedError: this worker runs another program, or there is no room.
@@ -90,12 +77,14 @@ class ControlClient:
     ) -> None:
         where = ControlAddress(address, port, tls, dial)
         self._about, self._timeout_s = about, timeout_s
-        self.worker, self._secret, self.run = -1, "", ""
-        self.generation = Generation()
-        self.called = 0
-        self.paused = self.held = ""
-        self.most = 0
-        self.saves = False
+        self.worker, self._secret = -1, ""  # its number is final once `enter` has returned
+        self.run = ""  # its name
+        self.generation = Generation()  # the newest known; its number is 0 before this worker is a member
+        self.called = 0  # the highest exchange to which this worker was called
+        self.paused = ""  # why the run waits for workers
+        self.held = ""  # why this worker waits to become a member, with no limit while the control plane answers
+        self.most = 0  # members that the user allows
+        self.saves = False  # whether this worker writes a checkpoint while the run waits
         self._started = 0
         self._state = -1  # the exchange whose state this worker holds
         self._checkpoint = (0, 0)  # exchanges and wanted members of the checkpoint from which it has that state
@@ -108,7 +97,8 @@ class ControlClient:
         self._answers: dict[int, Frame] = {}
         self._held_leases = HeldLeases()
         self._error: PacelineError | None = None
-        self.leaves = self.left = self._gone = False
+        self.leaves = False  # whether this worker is to leave in order; waits below the quorum then end with SystemExit
+        self.left = self._gone = False  # whether it has left before the end; at all
         self._trains = runtime.current_thread()
         self._goodbye: int | None = None  # while it waits for the answer to one
         self._alone: int | None = None
@@ -513,18 +503,12 @@ class ControlClient:
 
 @dataclass(frozen=True)
 class ControlAddress:
-    """Where the control plane is.
+    """Where the control plane is."""
 
-    Attributes:
-        address: of its listener, or of the relay.
-        port: of the same.
-        tls: None for unencrypted connections.
-        dial: (its name for messages, deadline in seconds) -> a channel to it, where it is not reached directly.
-    """
-
-    address: str
-    port: int
-    tls: TLS | None
+    address: str  # of its listener, or of the relay
+    port: int  # of the same
+    tls: TLS | None  # None for unencrypted connections
+    # (its name for messages, deadline in seconds) -> a channel to it, where it is not reached directly
     dial: Callable[[str, float], Channel] | None = None
 
     def __str__(self) -> str:

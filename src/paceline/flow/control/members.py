@@ -19,91 +19,51 @@ from paceline.flow.control.messages import Terms, WorkerAddress
 
 
 class ControlMessage(NamedTuple):
-    """A message to a worker, or an event.
+    """A message to a worker, or an event."""
 
-    Attributes:
-        worker: its receiver; None: an event for the log.
-        kind: its kind.
-        serial: of the request that it answers, 0 for none.
-        numbers: of the frame.
-        note: serializable as JSON.
-    """
-
-    worker: int | None
-    kind: str
-    serial: int = 0
-    numbers: tuple[int, ...] = ()
-    note: Any = None
+    worker: int | None  # its receiver; None: an event for the log
+    kind: str  # its kind
+    serial: int = 0  # of the request that it answers, 0 for none
+    numbers: tuple[int, ...] = ()  # of the frame
+    note: Any = None  # serializable as JSON
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A worker has completed an exchange.
+    """A worker has completed an exchange."""
 
-    Attributes:
-        serial: of its request.
-        marks: the places whose work went into it.
-        facts: further facts, for the status.
-        returned: places whose work was rejected.
-        wanted: members that the run wants from then on; 0: as many as there are.
-    """
-
-    serial: int
-    marks: list[Mark]
-    facts: dict[str, Any]
-    returned: list[Mark] = field(default_factory=list)
-    wanted: int = 0
+    serial: int  # of its request
+    marks: list[Mark]  # the places whose work went into it
+    facts: dict[str, Any]  # further facts, for the status
+    returned: list[Mark] = field(default_factory=list)  # places whose work was rejected
+    wanted: int = 0  # members that the run wants from then on; 0: as many as there are
 
 
 @dataclass
 class WorkerRecord:
-    """A live worker.
+    """A live worker."""
 
-    Attributes:
-        place: its number and address.
-        secret: it must present it to reconnect.
-        seen: time of its last sign of life.
-        member: whether it is a member; else it waits to join.
-        holds: whether it holds the state of the last committed exchange.
-        absent: since when a restarted server waits for it; None: it is connected.
-        told: the last of its numbered messages that were carried out.
-        asked: the last of its questions that was answered.
-        started: the highest exchange that it has reached.
-        called: the highest to which it was called.
-        late: it joined after other members had reached an exchange.
-        dry: it asked for data, has none left, and got none.
-        left: it has ended its pass before the epoch was over.
-        waits: it waits for other members, as at a checkpoint.
-        held: it waits to join, and knows that the run wants no more members at present.
-        wrong: its messages that contradicted other workers.
-        commit: its commit of the current exchange.
-        failed: the serial of its complaint about the current exchange.
-        doing: its activity, in its own words.
-        since: since when.
-        step: its training steps.
-    """
-
-    place: WorkerAddress
-    secret: str
-    seen: float
-    member: bool = False
-    holds: bool = False
-    absent: float | None = None
-    told: int = 0
-    asked: int = 0
-    started: int = 0
-    called: int = 0
-    late: bool = False
-    dry: bool = False
-    left: bool = False
-    waits: bool = False
-    held: bool = False
-    wrong: int = 0
-    commit: Commit | None = None
-    failed: int | None = None
-    doing: str = ""
-    since: float = 0.0
-    step: int = 0
+    place: WorkerAddress  # its number and address
+    secret: str  # it must present it to reconnect
+    seen: float  # time of its last sign of life
+    member: bool = False  # whether it is a member; else it waits to join
+    holds: bool = False  # whether it holds the state of the last committed exchange
+    absent: float | None = None  # since when a restarted server waits for it; None: it is connected
+    told: int = 0  # the last of its numbered messages that were carried out
+    asked: int = 0  # the last of its questions that was answered
+    started: int = 0  # the highest exchange that it has reached
+    called: int = 0  # the highest to which it was called
+    late: bool = False  # it joined after other members had reached an exchange
+    dry: bool = False  # it asked for data, has none left, and got none
+    left: bool = False  # it has ended its pass before the epoch was over
+    waits: bool = False  # it waits for other members, as at a checkpoint
+    held: bool = False  # it waits to join, and knows that the run wants no more members at present
+    wrong: int = 0  # its messages that contradicted other workers
+    commit: Commit | None = None  # its commit of the current exchange
+    failed: int | None = None  # the serial of its complaint about the current exchange
+    doing: str = ""  # its activity, in its own words
+    since: float = 0.0  # since when
+    step: int = 0  # its training steps
 
     @property
     def worker(self) -> int:
@@ -171,18 +131,7 @@ class ControlOutbox:
 
 
 class RollCall:
-    """Numbers of live members; call `note` whenever a member's record has changed.
-
-    Attributes:
-        present: all of them.
-        come: have reached the exchange.
-        idle: an exchange would not interrupt them.
-        uncalled: were neither called to the exchange, nor have come by themselves.
-        due: those of them that are idle or late.
-        missing: have not committed.
-        stateless: do not hold the state.
-        dry: asked for data and got none.
-    """
+    """Numbers of live members; call `note` whenever a member's record has changed."""
 
     def __init__(self) -> None:
         self.begin((), 0)
@@ -191,14 +140,16 @@ class RollCall:
         """From now on of these members, and of this exchange."""
         rows = [(one.worker, one) for one in members]  # set by set, which for a thousand is faster than `note`
         self.exchange = exchange
-        self.present = {worker for worker, _ in rows}
+        self.present = {worker for worker, _ in rows}  # all of them
+        # have reached the exchange
         self.come = {worker for worker, one in rows if one.started >= exchange or one.commit is not None}
-        self.idle = {worker for worker, one in rows if one.dry or one.left or one.waits}
+        self.idle = {worker for worker, one in rows if one.dry or one.left or one.waits}  # it would not interrupt them
+        # were neither called to the exchange, nor have come by themselves; `due`: those that are idle or late
         self.uncalled = {worker for worker, one in rows if one.called < exchange and one.started < exchange}
         self.due = self.uncalled & (self.idle | {worker for worker, one in rows if one.late})
-        self.missing = {worker for worker, one in rows if one.commit is None}
+        self.missing = {worker for worker, one in rows if one.commit is None}  # have not committed
         self.stateless = {worker for worker, one in rows if not one.holds}
-        self.dry = {worker for worker, one in rows if one.dry}
+        self.dry = {worker for worker, one in rows if one.dry}  # asked for data and got none
 
     def note(self, one: WorkerRecord) -> None:
         """A member's record is new, or has changed."""
@@ -220,16 +171,7 @@ class RollCall:
 
     def sets(self) -> tuple[set[int], ...]:
         """All of them."""
-        return (
-            self.present,
-            self.come,
-            self.idle,
-            self.uncalled,
-            self.due,
-            self.missing,
-            self.stateless,
-            self.dry,
-        )
+        return self.present, self.come, self.idle, self.uncalled, self.due, self.missing, self.stateless, self.dry
 
 
 def _put(some: set[int], worker: int, into: bool) -> None:
@@ -244,16 +186,12 @@ class StragglerCalls:
 
     Args:
         terms: the user's settings.
-
-    Attributes:
-        first: since when a member waits at the exchange; None: none does.
-        hurried: whether a member waits there that leaves after it.
     """
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
-        self.first: float | None = None
-        self.hurried = False
+        self.first: float | None = None  # since when a member waits at the exchange; None: none does
+        self.hurried = False  # whether a member waits there that leaves after it
         self._enough: float | None = None  # since when the quorum has reached it
 
     def over(self) -> None:
@@ -300,18 +238,12 @@ TIMES = 3
 
 
 class Suspicion:
-    """The complaints about one exchange.
-
-    Attributes:
-        since: time of this generation's first complaint; None: there was none.
-        why: its reason.
-        unheard: members that have given no sign of life since then.
-    """
+    """The complaints about one exchange."""
 
     def __init__(self) -> None:
-        self.since: float | None = None
-        self.why = ""
-        self.unheard: set[int] = set()
+        self.since: float | None = None  # time of this generation's first complaint; None: there was none
+        self.why = ""  # its reason
+        self.unheard: set[int] = set()  # members that have given no sign of life since then
         self._failures = 0
         self._accusers: dict[int, set[int]] = {}
 
@@ -354,16 +286,11 @@ REMEMBERED = 4096
 
 
 class Admission:
-    """Keeps the certificates.
-
-    Attributes:
-        revoked: ID -> why.
-        closed: why no certificate is accepted that has not joined before; empty if new ones are.
-    """
+    """Keeps the certificates."""
 
     def __init__(self) -> None:
-        self.revoked: dict[str, str] = {}
-        self.closed = ""
+        self.revoked: dict[str, str] = {}  # ID -> why
+        self.closed = ""  # why no certificate is accepted that has not joined before; empty if new ones are
         self._known: dict[int, tuple[str, str]] = {}  # worker -> ID and name of its certificate
 
     def check(self, identity: Identity | None) -> None:
@@ -391,17 +318,21 @@ class Admission:
             return ""
         return f"{identity} claims to be worker {worker}, which is {known[1]}"
 
-    def of_workers(self, workers: Iterable[int]) -> tuple[list[str], list[int]]:
-        """The certificates of these, and those among them of whom none is known."""
-        asked = list(workers)
-        return [self._known[one][0] for one in asked if one in self._known], [
-            one for one in asked if one not in self._known
-        ]
+    def revoke(
+        self, workers: list[int], certificates: list[str], unknown: bool, why: str
+    ) -> tuple[list[str], list[int]]:
+        """Accept these certificates and those of these workers no more; all of them, and the workers that have one.
 
-    def holders(self, certificates: Iterable[str]) -> list[int]:
-        """The workers that joined with one of these."""
-        wanted = set(certificates)
-        return [worker for worker, (one, _) in self._known.items() if one in wanted]
+        Raises:
+            RefusedError: one of the workers has no certificate, or is not known; nothing is revoked then.
+        """
+        missing = [one for one in workers if one not in self._known]
+        if missing:
+            raise RefusedError(f"no certificate is known here of worker {missing[0]}")
+        revoked = [*(self._known[one][0] for one in workers), *certificates]
+        self.revoked |= dict.fromkeys(revoked, why)
+        self.closed = why if unknown else self.closed
+        return revoked, [worker for worker, (one, _) in self._known.items() if one in revoked]
 
     def state(self) -> dict[str, Any]:
         """For the record."""

@@ -7,7 +7,7 @@ import json
 import re
 import zlib
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.errors import MismatchError
 from paceline.flow.control import validation
@@ -17,23 +17,14 @@ _RELAYED = re.compile(r"[0-9A-Za-z]{1,64}@[0-9A-Za-z.:%]{1,64}")
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """A worker's number and address.
+    """A worker's number and address."""
 
-    Attributes:
-        worker: its number in this run; never reused.
-        host: its host name, for display.
-        address: of its listener, to which other members connect.
-        port: of its listener.
-        certificate: ID of the certificate with which it joined; empty without certificates.
-        relayed: its address at the relay, an opaque text NAME@SITE, where the run has one; else empty.
-    """
-
-    worker: int
-    host: str
-    address: str
-    port: int
-    certificate: str = ""
-    relayed: str = ""
+    worker: int  # its number in this run; never reused
+    host: str  # its host name, for display
+    address: str  # of its listener, to which other members connect
+    port: int  # of its listener
+    certificate: str = ""  # ID of the certificate with which it joined; empty without certificates
+    relayed: str = ""  # its address at the relay, an opaque text NAME@SITE, where the run has one; else empty
 
     @property
     def site(self) -> str:
@@ -65,25 +56,15 @@ class WorkerAddress:
 
 @dataclass(frozen=True)
 class Generation:
-    """The members between two changes of membership.
+    """The members between two changes of membership."""
 
-    Attributes:
-        number: 1, 2, ..; 0 before there was any.
-        members: by rank, which is the order of their numbers.
-        exchange: number of committed exchanges; the next one is `exchange + 1`.
-        newcomers: numbers of members that do not hold the state of `exchange`.
-        donor: the member that sends it to them; None if no member holds it.
-        reason: why it was formed, for display.
-        wanted: members that the run wants as of `exchange`; 0: as many as there are.
-    """
-
-    number: int = 0
-    members: tuple[WorkerAddress, ...] = ()
-    exchange: int = 0
-    newcomers: frozenset[int] = frozenset()
-    donor: int | None = None
-    reason: str = ""
-    wanted: int = 0
+    number: int = 0  # 1, 2, ..; 0 before there was any
+    members: tuple[WorkerAddress, ...] = ()  # by rank, which is the order of their numbers
+    exchange: int = 0  # number of committed exchanges; the next one is `exchange + 1`
+    newcomers: frozenset[int] = frozenset()  # numbers of members that do not hold the state of `exchange`
+    donor: int | None = None  # the member that sends it to them; None if no member holds it
+    reason: str = ""  # why it was formed, for display
+    wanted: int = 0  # members that the run wants as of `exchange`; 0: as many as there are
 
     @property
     def restored(self) -> bool:
@@ -149,14 +130,8 @@ class Generation:
         )
 
 
-@dataclass(frozen=True)
-class CommitOutcome:
-    """The outcome of an exchange.
-
-    Attributes:
-        committed: whether it is committed; if not, it must be repeated in `generation`.
-        generation: the generation from now on.
-    """
+class CommitOutcome(NamedTuple):
+    """Whether an exchange is committed, and the generation from now on, in which it must be repeated if it is not."""
 
     committed: bool
     generation: Generation
@@ -164,26 +139,17 @@ class CommitOutcome:
 
 @dataclass(frozen=True)
 class Terms:
-    """The user's settings.
+    """The user's settings."""
 
-    Attributes:
-        min_workers: with fewer, the run waits.
-        max_workers: more are refused.
-        timeout_s: seconds that an exchange waits for a straggler; other deadlines follow from it.
-        grace_s: seconds after `min_workers` have reached an exchange until the remaining members are called to it;
-            None: they are not called.
-        start_s: at the start, once `min_workers` have joined, seconds to wait for more.
-        expected: workers expected at the start, which begins once they have joined. 0: unknown.
-        quorum_s: seconds that the run waits below `min_workers`.
-    """
-
-    min_workers: int = 1
-    max_workers: int = 1024
-    timeout_s: float = 600.0
+    min_workers: int = 1  # with fewer, the run waits
+    max_workers: int = 1024  # more are refused
+    timeout_s: float = 600.0  # seconds that an exchange waits for a straggler; other deadlines follow from it
+    # seconds after `min_workers` have reached an exchange until the remaining members are called to it; None:
+    # they are not called
     grace_s: float | None = None
-    start_s: float = 0.0
-    expected: int = 0
-    quorum_s: float = 86400.0
+    start_s: float = 0.0  # at the start, once `min_workers` have joined, seconds to wait for more
+    expected: int = 0  # workers expected at the start, which begins once they have joined. 0: unknown
+    quorum_s: float = 86400.0  # seconds that the run waits below `min_workers`
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_workers <= self.max_workers:
@@ -219,23 +185,15 @@ class Terms:
 
 @dataclass(frozen=True)
 class About:
-    """A worker's description of itself.
+    """A worker's description of itself."""
 
-    Attributes:
-        host: its host name, for display.
-        address: of its listener.
-        port: of its listener.
-        fingerprint: what all workers must have in common (rule, shapes, seed), as JSON; compared key by key.
-        first: members that the run wants at its start; 0: as many as there are. It follows from the rule.
-        relayed: its address at the relay, an opaque text NAME@SITE, where the run has one; else empty.
-    """
-
-    host: str
-    address: str
-    port: int
+    host: str  # its host name, for display
+    address: str  # of its listener
+    port: int  # of its listener
+    # what all workers must have in common (rule, shapes, seed), as JSON; compared key by key
     fingerprint: dict[str, Any] = field(default_factory=dict)
-    first: int = 0
-    relayed: str = ""
+    first: int = 0  # members that the run wants at its start; 0: as many as there are. It follows from the rule
+    relayed: str = ""  # its address at the relay, an opaque text NAME@SITE, where the run has one; else empty
 
     def note(self) -> dict[str, Any]:
         """For JSON."""

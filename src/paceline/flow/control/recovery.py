@@ -14,9 +14,9 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.communication.sockets.identity import Identity
 from paceline.core import runtime
@@ -149,15 +149,9 @@ def damaged(path: Path | None, why: str) -> CheckpointError:
     return CheckpointError(f"the control plane's record {path} cannot be read: {why}; {ADVICE}")
 
 
-@dataclass(frozen=True)
-class MemberState:
-    """What a member that reconnects says of itself.
-
-    Attributes:
-        holding: the exchange whose state it has, -1 for none.
-        started: the exchange that it has reached.
-        generation: the newest that it knows.
-    """
+class MemberState(NamedTuple):
+    """What a member that reconnects says of itself: the exchange whose state it has (-1 for none), the one that it has
+    reached, and the newest generation that it knows."""
 
     holding: int
     started: int
@@ -219,12 +213,6 @@ def load(machine: StateMachine, content: dict[str, Any], now: float) -> None:
     if machine.broken and machine.generation.number:
         machine.settle(now, "the control plane was started again")
     machine.generation = replace(machine.generation, exchange=machine.exchange)
-
-
-def undecided(machine: StateMachine) -> bool:
-    """Whether the run is full, but may free places: not all recorded workers have reconnected yet."""
-    full = len(machine.workers) >= machine.terms.max_workers
-    return full and bool(machine.absent)
 
 
 def known(machine: StateMachine, worker: int, secret: Any, identity: Identity | None = None) -> WorkerRecord:

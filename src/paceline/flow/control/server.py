@@ -220,10 +220,6 @@ MOST_ENDING = 1000
 """Most connections that are remembered while they send their last frames."""
 
 
-def ignore(kind: str, about: dict[str, Any]) -> None:
-    """The default for `told`: drops events."""
-
-
 class ControlServer:
     """The server; it lives in the launcher.
 
@@ -250,7 +246,7 @@ class ControlServer:
         tls: TLS | None,
         terms: Terms,
         record: Path | None = None,
-        told: Callable[[str, dict[str, Any]], None] = ignore,
+        told: Callable[[str, dict[str, Any]], None] = lambda kind, about: None,
     ) -> None:
         self._machine = StateMachine(terms)
         self._record = record
@@ -403,13 +399,13 @@ class ControlServer:
         dispatch(self._machine, worker, frame, now)
 
     def _await_room(self) -> None:
-        """Wait up to `Terms.return_s` until all recorded workers have reconnected or are lost: it may free a place."""
+        """If the run is full, wait up to `Terms.return_s` until all recorded workers have reconnected or are lost."""
         while True:
             with self._lock:
-                if not recovery.undecided(self._machine):
+                full = len(self._machine.workers) >= self._machine.terms.max_workers
+                if not (full and self._machine.absent) or self._closing.is_set():
                     return
-            if self._closing.wait(TICK_S):
-                return
+            self._closing.wait(TICK_S)
 
     def _welcome(self, channel: Channel, hello: Frame) -> tuple[int, ServerConnection]:
         if hello.kind == wire.HELLO:
@@ -434,7 +430,7 @@ class ControlServer:
             note = {"secret": record.secret, "beat_s": terms.beat_s, "silence_s": terms.silence_s}
             note |= {"quorum_s": terms.quorum_s, "run": self._machine.run, "most": terms.max_workers}
             note["start"] = self._start
-            # Before it is in the record: a worker whose number is in none joins anew, one without an answer would end.
+            # Before it is in the record: a worker whose number is in none joins again, one without an answer would end.
             connection.send(wire.WELCOME, (record.worker,), write_note(note))
             return record.worker, connection
 

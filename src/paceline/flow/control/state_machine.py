@@ -61,39 +61,27 @@ class StateMachine:
     Args:
         terms: the user's settings.
         secret: draws the secret that a worker must present to reconnect.
-
-    Attributes:
-        workers: number -> live worker, a member or waiting to join.
-        generation: the newest; as of the last commit.
-        exchange: number of committed exchanges.
-        broken: whether the newest generation has lost a member, and the next one waits for workers.
-        dirty: whether the record must be written before the outbox is sent.
-        outbox: messages to send.
-        paused: why the run waits; "" if it does not.
-        wanted: members that the run wants at present; 0: as many as there are.
-        finished: whether a worker has finished its program.
-        ended: why no worker is accepted any more; "" during the run.
-        roll: the live members, with respect to the next exchange.
-        absent: workers for which a restarted server waits.
     """
 
     def __init__(self, terms: Terms, secret: Callable[[], str] = lambda: runtime.token_hex(16)) -> None:
         self.terms, self._secret = terms, secret
-        self.workers, self.absent = dict[int, WorkerRecord](), set[int]()
-        self.generation = Generation()
-        self.exchange = 0
+        self.workers: dict[int, WorkerRecord] = {}  # number -> live worker, a member or waiting to join
+        self.absent: set[int] = set()  # workers for which a restarted server waits
+        self.generation = Generation()  # the newest; as of the last commit
+        self.exchange = 0  # number of committed exchanges
         self.committed_in = 0
         self.recorded = (0, 0)  # generation and exchange of the record from which this server began
-        self.broken = True
-        self.dirty = False
-        self.paused = ""
-        self.wanted = 0
-        self.finished = False
-        self.ended = ""
+        self.broken = True  # whether the newest generation has lost a member, and the next one waits for workers
+        self.dirty = False  # whether the record must be written before the outbox is sent
+        self.paused = ""  # why the run waits; "" if it does not
+        self.wanted = 0  # members that the run wants at present; 0: as many as there are
+        self.finished = False  # whether a worker has finished its program
+        self.ended = ""  # why no worker is accepted any more; "" during the run
         self.restores, self.restored_from = 0, -1  # times in a row from the checkpoint of that exchange
         self.reason = ""  # why the run waits for workers
         self.ledger = ControlLedger()
-        self.calls, self.roll = StragglerCalls(terms), RollCall()
+        self.calls = StragglerCalls(terms)
+        self.roll = RollCall()  # the live members, with respect to the next exchange
         self.suspicion = Suspicion()
         self.admission = Admission()
         self.gone: dict[int, str] = {}
@@ -105,7 +93,7 @@ class StateMachine:
         self.departed: dict[int, WorkerRecord] = {}  # died after a commit that may still go through
         self._admits_at = self.departed_since = 0.0
         self._told_held = 0
-        self.outbox = ControlOutbox()
+        self.outbox = ControlOutbox()  # messages to send
 
     @property
     def members(self) -> list[WorkerRecord]:
@@ -212,18 +200,9 @@ class StateMachine:
 
         Returns:
             The present workers that were put out.
-
-        Raises:
-            RefusedError: one of the workers has no certificate, or is not known; nothing is revoked then.
         """
-        certified, missing = self.admission.of_workers(workers)
-        if missing:
-            raise RefusedError(f"no certificate is known here of worker {missing[0]}")
-        revoked = [*certified, *certificates]
-        self.admission.revoked |= dict.fromkeys(revoked, why)
-        if unknown:
-            self.admission.closed = why
-        out = [one for one in self.admission.holders(revoked) if one in self.workers]
+        revoked, holders = self.admission.revoke(workers, certificates, unknown, why)
+        out = [one for one in holders if one in self.workers]
         self.dirty = True
         self.outbox.log("revoked", certificates=revoked, workers=out, unknown=unknown, why=why)
         self.lost(out, f"its certificate was revoked: {why}", now)

@@ -24,23 +24,12 @@ REFUSED = 65
 """Why this worker cannot be accepted."""
 BEATEN = 66
 """To a BEAT."""
-MESSAGE_KINDS = {
-    "given_up": 67,
-    "generation": 68,
-    "paused": 69,
-    "called": 70,
-    "verdict": 71,
-    "newer": 72,
-    "answer": 73,
-    "ack": 74,
-    "books": 75,
-    "wrong": 76,
-    "news": 77,
-    "check": 78,
-    "farewell": 79,
-    "held": 80,
-    "alone": 81,
-}
+# New ones go to the end: a message's number is its place here.
+_MESSAGES = (
+    *("given_up", "generation", "paused", "called", "verdict", "newer", "answer", "ack", "books", "wrong", "news"),
+    *("check", "farewell", "held", "alone"),
+)
+MESSAGE_KINDS = {kind: number for number, kind in enumerate(_MESSAGES, 67)}
 """The state machine's messages, and the kinds of their frames: (serial, numbers..), note.
 
 A verdict is (serial, 1, generation, exchange, donor, wanted members) if the exchange is committed. It has the

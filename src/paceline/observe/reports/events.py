@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -55,36 +55,6 @@ class ExchangeEvent:
     def measured_s(self) -> float:
         """Seconds that the line accounts for."""
         return self.compute_s + self.wait_s + self.exchange_s + (self.data_s or 0.0)
-
-
-@dataclass(frozen=True)
-class SourceReads:
-    """Reads of the files of one source through the caches of a run."""
-
-    hits: int = 0  # files that were cached when they were opened
-    misses: int = 0  # files that had to be waited for
-    bytes: int = 0  # fetched from the source
-    waited_s: float = 0.0  # in opening files, in all loader processes together
-    retries: int = 0
-    corrupt: int = 0  # damaged downloads and files
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of the opened files that were cached."""
-        opened = self.hits + self.misses
-        return self.hits / opened if opened else 0.0
-
-    def __add__(self, other: SourceReads) -> SourceReads:
-        return SourceReads(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
-
-@dataclass(frozen=True)
-class Cached:
-    """The totals of one cache at one moment."""
-
-    at_s: float
-    cache: str  # its name among the caches of the host
-    sources: dict[str, SourceReads]
 
 
 @dataclass(frozen=True)

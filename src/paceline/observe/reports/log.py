@@ -14,7 +14,6 @@ from typing import Any
 
 from paceline.observe.reports.elastic_events import ControlEvent
 from paceline.observe.reports.events import (
-    Cached,
     EpochEvent,
     ExchangeEvent,
     GenerationEvent,
@@ -36,7 +35,6 @@ class WorkerLog:
     attach: dict[str, Any] = field(default_factory=dict)
     epochs: list[EpochEvent] = field(default_factory=list)
     exchanges: list[ExchangeEvent] = field(default_factory=list)
-    caches: dict[str, Cached] = field(default_factory=dict)  # name -> its latest totals
     values: list[Value] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)

@@ -29,13 +29,11 @@ from paceline.observe.reports import elastic_events
 from paceline.observe.reports.elastic_events import ControlEvent
 from paceline.observe.reports.events import (
     LONGEST_LINE,
-    Cached,
     EpochEvent,
     ExchangeEvent,
     GenerationEvent,
     LeftOut,
     Lost,
-    SourceReads,
     Takeover,
     Tuned,
     Value,
@@ -144,9 +142,6 @@ def add_event(log: WorkerLog, event: dict[str, Any]) -> None:
         log.exchanges.append(from_json(ExchangeEvent, event, at_s=at_s, generation=generation))
     elif kind == "value":
         log.values.append(from_json(Value, event, at_s=at_s))
-    elif kind == "cache":
-        sources = {str(name): from_json(SourceReads, row) for name, row in event["sources"].items()}
-        log.caches[str(event["cache"])] = from_json(Cached, event, at_s=at_s, sources=sources)
     elif kind == "lost":
         log.lost.append(from_json(Lost, event, at_s=at_s, rank=int(event["rank_lost"])))
     elif kind == "left_out":

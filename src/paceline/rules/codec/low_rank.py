@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PowerSGD: every matrix as a product of two thin ones, found by one step of power iteration.
+"""PowerSGD: every matrix as a product of two thin ones, by one step of power iteration.
 
     M_i = G_i + E_i                           matrix (n, m) of worker i with its residual
     P = orth(sum_i M_i Q)                     (n, r), from the Q of the exchange before; first sum on the wire

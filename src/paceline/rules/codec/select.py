@@ -74,7 +74,7 @@ def _k_largest_of_all(x: Tensor, k: int) -> Tensor:
     magnitudes = x.abs()
     kth = torch.topk(magnitudes, k, sorted=False).values.amin()
     if kernels.serve(x):
-        from paceline.core.kernels.select import places
+        from paceline.core.kernels.codecs import places
 
         return places(x, kth, k)
     chosen = _chosen(magnitudes, kth, k)

@@ -39,7 +39,7 @@ class Average:
         return anchor.add_(merged)
 
     def equivalent_minibatches(self, rho: float, tau: float, c: Coefficients) -> tuple[float, float]:
-        """The update stands for tau minibatches, and the start is where the mean is."""
+        """The update is worth tau minibatches, and the start is where the mean is."""
         return tau, 0.0
 
     def numbers(self, workers: int) -> dict[str, float | int | str]:

@@ -11,7 +11,7 @@ workers' displacements (:mod:`paceline.rules.outer.diversity`), with p = 0 unles
 and Delta) are needed; the one-buffer "Nesterov" of several code bases is classical momentum with rate (1+eta) zeta and
 moves (2N-1) d a block where N d is right. With zeta = 1 and p = 0, NBM's theta_t is the mean of the local models.
 
-What a filtered update stands for, in minibatches (rho), and how far the start is ahead of the mean (kv):
+What a filtered update is worth, in minibatches (rho), and how far the start is ahead of the mean (kv):
 
     rho_n = eta_n rho_{n-1} + zeta_n tau
     NBM:  kv_n = eta_{n+1} rho_n + (zeta_n - 1) tau           CBM:  kv_n = eta_n rho_{n-1} + (zeta_n - 1) tau
@@ -74,7 +74,7 @@ class BlockMomentum(MomentumStep):
         """One block: Delta, theta, and the next start."""
         delta = state["delta"]
         if kernels.serve(anchor, merged, delta, out):
-            from paceline.core.kernels.momentum import Factors, step
+            from paceline.core.kernels.blocks import Factors, step
 
             ahead = c.next_momentum if self.nesterov else None
             factors = Factors(c.momentum, c.lr * c.diversity**self.amplify, 1.0, 0.0, ahead)

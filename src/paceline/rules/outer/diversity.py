@@ -7,7 +7,7 @@
     d_n <- A_{n-1}^p d_n                                  amplification, before the outer step; A_0 = 1
 
 d_{i,n} is worker i's displacement in block n, |.| the Euclidean norm over all parameters. Where all displacements are
-alike, one worker would have found the same; where they are independent, their mean is root N shorter than each of them.
+alike, one worker would have moved alike; where they are independent, their mean is root N shorter than each of them.
 The amplification gives back a part p of that. It follows the blocks before, so that each part of a block can be applied
 as it arrives. Where N falls, A is cut to the new root N, which no a_n of so many workers can exceed.
 

@@ -61,7 +61,7 @@ class Nesterov(MomentumStep):
         """b <- mu b - merged; theta <- theta + nu (merged - mu b)."""
         b = state["momentum"]
         if kernels.serve(anchor, merged, b):
-            from paceline.core.kernels.momentum import Factors, step
+            from paceline.core.kernels.blocks import Factors, step
 
             step(anchor, merged, b, Factors(c.momentum, -1.0, -c.lr * c.momentum, c.lr), out)
         else:

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from paceline.communication import Transport
 from paceline.communication.base import same_json
-from paceline.core.bits import as_bytes, checksum, is_plain
+from paceline.core.bits import as_bytes, checksum, is_plain, key
 from paceline.core.flat import (
     Fragment,
     Modules,
@@ -78,9 +78,9 @@ def _difference(who: str, first: dict[str, Any], other: str, one: dict[str, Any]
             )
     if len(one["rows"]) != len(first["rows"]):
         return f"{models}: {who} has {len(first['rows'])} tensors, {other} {len(one['rows'])}; {same}"
-    for key, value in first["settings"].items():
-        if one["settings"].get(key) != value:
-            return f"{who} has {key}={value!r} and {other} {one['settings'].get(key)!r}; give all workers the same"
+    for name, value in first["settings"].items():
+        if one["settings"].get(name) != value:
+            return f"{who} has {name}={value!r} and {other} {one['settings'].get(name)!r}; give all workers the same"
     return ""
 
 
@@ -130,6 +130,11 @@ def frozen(model: Modules, owned: Owned) -> dict[str, Tensor]:
     }
 
 
+def frozen_keys(model: Modules, owned: Owned) -> dict[str, str]:
+    """Name -> present key of each large tensor that no exchange changes."""
+    return {name: key(name, one) for name, one in frozen(model, owned).items()}
+
+
 def layout(named: list[tuple[str, Tensor]]) -> list[list[object]]:
     """Their layout, which every worker must share; serializable as JSON."""
     return [[name, list(local(t).shape), str(t.dtype).removeprefix("torch."), "untrained"] for name, t in named]
@@ -154,6 +159,8 @@ def take_untrained(transport: Transport, named: Sequence[tuple[str, Tensor]], so
     """Every worker takes rank `source`'s values of the tensors that differ on any worker. Raises `UnsupportedError` on
     every worker if a tensor of the same shape has memory of another size."""
     memories = [(name, leaf) for name, tensor in named for leaf in _memory(local(tensor))]
+    if not memories:  # on all workers, which have compared their layouts
+        return
     sums = [[leaf.numel() * leaf.element_size(), *checksum(leaf)] for _, leaf in memories]
     if same_json(transport, sums):
         return

@@ -48,7 +48,7 @@ LEAST = 1e-3
 
 @dataclass(frozen=True)
 class Guard:
-    """When a contribution is left out: its norm is too large.
+    """When a contribution is rejected: its norm is too large.
 
     >>> from paceline import Guard
     >>> guard = Guard(window=16, history=4)

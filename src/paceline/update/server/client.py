@@ -61,37 +61,22 @@ Group = tuple[Optimizer, int]
 
 @dataclass
 class ShardRange:
-    """A shard's place in its span.
+    """A shard's place in its span."""
 
-    Attributes:
-        number: the same on all workers.
-        cut: its elements and its owner.
-        version: of the values that were pulled last.
-        computed_at: version at which the next push is computed.
-    """
-
-    number: int
-    cut: Cut
-    version: int = 0
-    computed_at: int = 0
+    number: int  # the same on all workers
+    cut: Cut  # its elements and its owner
+    version: int = 0  # of the values that were pulled last
+    computed_at: int = 0  # version at which the next push is computed
 
 
 class Span:
-    """Tensors of one kind end to end, with the values that were pulled last.
-
-    Attributes:
-        number: the same on all workers.
-        fragment: the tensors of a group of an optimizer, or buffers.
-        ranges: its shards.
-        pulled: the values that were pulled last, in host memory: the global model as this worker knows it.
-        incoming: memory for answers.
-    """
+    """Tensors of one kind end to end, with the values that were pulled last."""
 
     def __init__(self, number: int, fragment: Fragment, group: Group | None, cuts: list[Cut], first: int) -> None:
-        self.number, self.fragment, self._group = number, fragment, group
-        self.ranges = [ShardRange(first + k, cut) for k, cut in enumerate(cuts)]
-        self.pulled = host(fragment)
-        self.incoming = host(fragment)
+        self.number, self.fragment, self._group = number, fragment, group  # the same on all workers
+        self.ranges = [ShardRange(first + k, cut) for k, cut in enumerate(cuts)]  # its shards
+        self.pulled = host(fragment)  # the global model as this worker knows it, in host memory
+        self.incoming = host(fragment)  # memory for answers
         self.exported = self.pulled  # for exports of the global model
         self.numel = fragment.numel
 
@@ -121,7 +106,7 @@ class Span:
         """The optimizer group's settings at present, as JSON types."""
         if self._group is None:
             return {}
-        optimizer, k = self._group  # read anew: `load_state_dict` replaces the dictionaries of all groups
+        optimizer, k = self._group  # read again: `load_state_dict` replaces the dictionaries of all groups
         group: dict[str, Any] = optimizer.param_groups[k]
         return {name: _plain(v) for name, v in group.items() if name not in LOCAL_SETTINGS and _is_plain(v)}
 
@@ -273,19 +258,13 @@ class GradientAccumulator:
 
 
 class ExchangeTally:
-    """The results of pushes since the last line of the log.
-
-    Attributes:
-        delays: of the pushes that were answered.
-        refused: pushes that were not finite.
-        wait_s: seconds that the worker waited for answers.
-    """
+    """The results of pushes since the last line of the log."""
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
-        self.delays: list[int] = []
-        self.refused = 0
-        self.wait_s = 0.0
+        self.delays: list[int] = []  # of the pushes that were answered
+        self.refused = 0  # pushes that were not finite
+        self.wait_s = 0.0  # seconds that the worker waited for answers
 
     def report(self, clients: Sequence[Client]) -> None:
         """Write the counts to the log, and reset them."""
@@ -344,16 +323,13 @@ class UnpushedSamples:
     Args:
         take: gives the ranges that the loaders have handed out since the last call.
         clients: how many push what they make of a batch; the pushes of the first one count the samples.
-        steps: gives the minibatches that the next push stands for, in all.
-
-    Attributes:
-        pushed: the first so many minibatches of this worker are pushed.
+        steps: gives the minibatches that the next push counts for, in all.
     """
 
     def __init__(self, take: Callable[[], list[Mark]], clients: int, steps: Callable[[], int]) -> None:
         self._take, self._steps = take, steps
         self._pending: list[list[Mark]] = [[] for _ in range(max(1, clients))]
-        self.pushed = 0
+        self.pushed = 0  # the first so many minibatches of this worker are pushed
 
     def push(self, client: int) -> list[Mark]:
         """The sample ranges that go with a client's push: all that it has not pushed."""
@@ -382,25 +358,15 @@ class UnpushedSamples:
 
 @dataclass(frozen=True)
 class ClientContext:
-    """What a client is made of.
+    """What a client is made of."""
 
-    Attributes:
-        service: the connections to the owners.
-        number: gives each exchange of the worker its number.
-        samples: gives the sample ranges that go with the next push.
-        tally: counts the results of pushes.
-        schedule: when to exchange, and how far a worker may be ahead.
-        spans: the parameters.
-        buffers: the model's buffers, if they go with these parameters.
-    """
-
-    service: Service
-    number: Callable[[], int]
-    samples: Callable[[], list[Mark]]
-    tally: ExchangeTally
-    schedule: Bounded
-    spans: list[Span]
-    buffers: list[Span]
+    service: Service  # the connections to the owners
+    number: Callable[[], int]  # gives each exchange of the worker its number
+    samples: Callable[[], list[Mark]]  # gives the sample ranges that go with the next push
+    tally: ExchangeTally  # counts the results of pushes
+    schedule: Bounded  # when to exchange, and how far a worker may be ahead
+    spans: list[Span]  # the parameters
+    buffers: list[Span]  # the model's buffers, if they go with these parameters
 
 
 def _nothing() -> None:

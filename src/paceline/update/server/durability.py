@@ -23,10 +23,9 @@ from torch import Tensor
 from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark
 from paceline.errors import PeerLostError
-from paceline.update.server.context import LOOK_EVERY_S, ServiceContext
-from paceline.update.server.frames import FrameKind
+from paceline.update.server.membership import LOOK_EVERY_S, ServiceContext
 from paceline.update.server.peer import Peers
-from paceline.update.server.protocol import PendingExchange, ShardRequest
+from paceline.update.server.protocol import FrameKind, PendingExchange, ShardRequest
 from paceline.update.server.shard import ShardServer
 
 KEPT_BYTES = 1 << 30
@@ -148,12 +147,12 @@ class _Entry:
 class UnsafePushes:
     """The pushes that a worker keeps, because it may have to send them again; not thread-safe.
 
-    Attributes:
-        clients: how many clients push what they made of the same samples; the first one pushes to the first shard.
+    Args:
+        clients: how many push what they made of the same samples; the first one pushes to the first shard.
     """
 
-    def __init__(self) -> None:
-        self.clients = 1
+    def __init__(self, clients: int = 1) -> None:
+        self.clients = clients
         self._order: deque[_Entry] = deque()
         self._by_shard: dict[int, deque[_Entry]] = {}
         self._last: list[Mark] = []  # of the newest safe push, whose samples other clients may still push
@@ -237,8 +236,7 @@ class Durability:
     ) -> None:
         self._context, self._peers, self._bounded, self._done = context, peers, bounded, done
         self._members, server = context.membership, context.server
-        self._interval, self._kept = interval(server.push_bytes), UnsafePushes()
-        self._kept.clients = clients
+        self._interval, self._kept = interval(server.push_bytes), UnsafePushes(clients)
         self._replicas = Replicas(server, self._interval, self._members.replica_keeper, self._send_replica)
         for shard in self._members.owners:
             if self._members.replica_keeper(shard) == self._members.rank:

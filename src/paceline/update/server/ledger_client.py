@@ -38,11 +38,10 @@ from paceline.data.ledger.epoch_ledger import Mark, Question, by_epoch
 from paceline.data.ledger.leases import Leases
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
-from paceline.update.server.context import ServiceContext
 from paceline.update.server.durability import Durability
-from paceline.update.server.failures import Failures
-from paceline.update.server.frames import FrameKind
+from paceline.update.server.membership import Failures, ServiceContext
 from paceline.update.server.peer import Peers
+from paceline.update.server.protocol import FrameKind
 from paceline.update.server.shard import LEDGER_SHARD
 
 
@@ -129,23 +128,15 @@ class LeaseAnswer(IntEnum):
 
 @dataclass(frozen=True)
 class DataAccess:
-    """What a worker's ledger client needs of its data.
+    """What a worker's ledger client needs of its data."""
 
-    Attributes:
-        ledger: this worker's; used once it owns the first shard.
-        holding: gives the sample ranges that this worker holds and has not pushed.
-        push_rest: pushes all work that is not pushed.
-        bounded: whether other workers wait for this worker's clock.
-        pushes_parameters: whether what a shard skips stays in the worker, which pushes its parameters again and again.
-        clients: how many clients push what they made of the same samples.
-    """
-
-    ledger: Ledger
-    holding: Callable[[], list[Mark]] = list
-    push_rest: Callable[[], None] = lambda: None
-    bounded: bool = False
+    ledger: Ledger  # this worker's; used once it owns the first shard
+    holding: Callable[[], list[Mark]] = list  # gives the sample ranges that this worker holds and has not pushed
+    push_rest: Callable[[], None] = lambda: None  # pushes all work that is not pushed
+    bounded: bool = False  # whether other workers wait for this worker's clock
+    # whether what a shard skips stays in the worker, which pushes its parameters again and again
     pushes_parameters: bool = False
-    clients: int = 1
+    clients: int = 1  # how many clients push what they made of the same samples
 
 
 class SocketLedgerClient(Leases):

@@ -17,9 +17,8 @@ from paceline.communication.sockets.channel import Channel, Frame, FrameHeader
 from paceline.communication.sockets.frames import Outgoing
 from paceline.core import runtime
 from paceline.errors import PeerLostError
-from paceline.update.server.context import LOOK_EVERY_S, ServiceContext
-from paceline.update.server.frames import FrameKind
-from paceline.update.server.protocol import PendingExchange, ShardRequest
+from paceline.update.server.membership import LOOK_EVERY_S, ServiceContext
+from paceline.update.server.protocol import FrameKind, PendingExchange, ShardRequest
 from paceline.update.server.shard import GroupSettings
 
 BATCH = 64
@@ -219,16 +218,12 @@ class Peers:
     Args:
         context: of the service.
         incoming: the connections that the other workers made to this one.
-
-    Attributes:
-        remote: the connections to the other workers.
-        all: the same, and this worker's own queue.
     """
 
     def __init__(self, context: ServiceContext, incoming: dict[int, Channel]) -> None:
         self._context, self.incoming = context, incoming
-        self.remote: dict[int, Peer] = {}
-        self.all: dict[int, SendQueue] = {}
+        self.remote: dict[int, Peer] = {}  # the connections to the other workers
+        self.all: dict[int, SendQueue] = {}  # the same, and this worker's own queue
 
     def connect(self, remote: dict[int, Peer], own: SendQueue) -> None:
         """Take the connections, once they are made."""

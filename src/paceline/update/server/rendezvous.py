@@ -21,7 +21,7 @@ from paceline.communication.torch.rendezvous import find_address
 from paceline.core import runtime
 from paceline.core.world import World
 from paceline.errors import MismatchError, PacelineError, PeerLostError
-from paceline.update.server.frames import FrameKind
+from paceline.update.server.protocol import FrameKind
 
 HELLO = FrameKind.HELLO
 """The first frame of a connection: (rank), and the token as its note."""
@@ -99,16 +99,12 @@ def _agree(transport: Transport, problem: PacelineError | None) -> None:
 
 
 class _Acceptor:
-    """Accepts the connections of the other workers, which know the token.
-
-    Attributes:
-        incoming: the accepted connections, by rank.
-    """
+    """Accepts the connections of the other workers, which know the token."""
 
     def __init__(self, listener: Listener, world: World, token: str, ranks: Sequence[int] = ()) -> None:
         self._listener, self._world, self._token = listener, world, token.encode()
         self._ranks = ranks or range(world.size)
-        self.incoming: Channels = {}
+        self.incoming: Channels = {}  # the accepted connections, by rank
         self._changed = runtime.Condition()
         self._pending: deque[Channel] = deque()  # connections without a hello
         self._closed = runtime.Event()

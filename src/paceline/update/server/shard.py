@@ -122,16 +122,11 @@ EPOCHS = 8
 
 
 class PushNumbers:
-    """The pushes that one shard has seen.
-
-    Attributes:
-        applied: sender -> number of its last push.
-        repeated: samples that are in the shard twice, because they came again together with new ones.
-    """
+    """The pushes that one shard has seen."""
 
     def __init__(self) -> None:
-        self.applied: dict[int, int] = {}
-        self.repeated = 0
+        self.applied: dict[int, int] = {}  # sender -> number of its last push
+        self.repeated = 0  # samples that are in the shard twice, because they came again together with new ones
         self._covered: dict[tuple[int, int], Ranges] = {}
 
     def is_new(self, sender: int, number: int, marks: Iterable[Sequence[int]]) -> bool:
@@ -190,23 +185,14 @@ GroupSettings = dict[str, Any]
 
 @dataclass
 class IncomingPush:
-    """What a worker says about a push to one shard.
+    """What a worker says about a push to one shard."""
 
-    Attributes:
-        sender: its rank.
-        clock: that it reaches with this push; 1 for the first push.
-        version: of the values at which the push was computed.
-        minibatches: that the push stands for.
-        settings: of the optimizer's group at the sender (learning rate, ...).
-        marks: (loader, epoch, begin, end): sample ranges that the push was computed on.
-    """
-
-    sender: int
-    clock: int
-    version: int
-    minibatches: int
-    settings: GroupSettings = field(default_factory=dict)
-    marks: Sequence[Sequence[int]] = ()
+    sender: int  # its rank
+    clock: int  # that it reaches with this push; 1 for the first push
+    version: int  # of the values at which the push was computed
+    minibatches: int  # that the push counts for
+    settings: GroupSettings = field(default_factory=dict)  # of the optimizer's group at the sender (learning rate, ...)
+    marks: Sequence[Sequence[int]] = ()  # (loader, epoch, begin, end): sample ranges that the push was computed on
 
 
 class UpdateRule(ABC):
@@ -572,22 +558,14 @@ def all_finite(values: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class PushResult:
-    """The result of a push.
+    """The result of a push."""
 
-    Attributes:
-        delay: updates of the shard since the version at which the push was computed, or `REFUSED`.
-        may_start: whether the sender may begin its next step; else the answer has to wait.
-    """
-
-    delay: int
-    may_start: bool
+    delay: int  # updates of the shard since the version at which the push was computed, or `REFUSED`
+    may_start: bool  # whether the sender may begin its next step; else the answer has to wait
 
 
 class ShardServer:
     """The shards that a worker owns.
-
-    Attributes:
-        reads_before: as the argument.
 
     Args:
         rank: of the owner.

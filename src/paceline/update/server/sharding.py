@@ -248,22 +248,17 @@ class OwnedShards:
 
     Args:
         context: of the run, whose rule is asynchronous.
-
-    Attributes:
-        ledger: of the data; used where this worker owns the first shard.
-        layout: all spans and shards, the same on all workers.
-        parameters: the spans of each optimizer.
-        buffers: the spans of the model's buffers.
-        server: the shards of this worker.
     """
 
     def __init__(self, context: RunContext) -> None:
         rule, owned, world = context.rule, context.owned, context.transport.world
         self._rule, self._workers, self._schedule = rule, world.size, rule.bounded
         self._gradient = rule.steps_at_owners
-        self.ledger = Ledger()
-        self.layout = ShardLayout(rule.sharded, world.size)
+        self.ledger = Ledger()  # of the data; used where this worker owns the first shard
+        self.layout = ShardLayout(rule.sharded, world.size)  # all spans and shards, the same on all workers
+        # the spans of each optimizer
         self.parameters = [self.layout.add_optimizer(optimizer, named) for optimizer, named in owned]
+        # the spans of the model's buffers
         self.buffers = [self.layout.add(fragment, None) for fragment in buffer_fragments(context.model)]
         self._optimizer_of = {span.number: owned[k][0] for k, own in enumerate(self.parameters) for span in own}
         for span in self.layout.spans:
@@ -271,6 +266,7 @@ class OwnedShards:
             span.incoming.copy_(span.pulled)
         shards = {n: self._shard(n) for n, owner in self.layout.owners.items() if owner == world.rank}
         push_bytes = sum(span.numel * span.pulled.element_size() for span in self.layout.spans)
+        # the shards of this worker
         self.server = ShardServer(world.rank, shards, self._shard, rule.center_pull is not None, push_bytes)
 
     def follow(self, rule: Rule) -> None:

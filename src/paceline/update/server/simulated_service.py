@@ -84,24 +84,16 @@ class SimulatedLedgerClient(Leases):
 
 
 class Hub:
-    """What the virtual workers of one run share, by rank.
-
-    Attributes:
-        servers: the shards of each.
-        transports: count the bytes.
-        held: answers of each owner that wait for the slowest worker.
-        ledger: of the data.
-        finished: workers that have no more to push.
-        failed: workers that left before the end.
-    """
+    """What the virtual workers of one run share, by rank."""
 
     def __init__(self) -> None:
-        self.servers: dict[int, ShardServer] = {}
-        self.transports: dict[int, Transport] = {}
+        self.servers: dict[int, ShardServer] = {}  # the shards of each
+        self.transports: dict[int, Transport] = {}  # count the bytes
+        # answers of each owner that wait for the slowest worker
         self.held: dict[int, list[tuple[int, PendingExchange, list[ShardRequest], list[int]]]] = {}
-        self.ledger = Ledger()
-        self.finished: set[int] = set()
-        self.failed: list[int] = []
+        self.ledger = Ledger()  # of the data
+        self.finished: set[int] = set()  # workers that have no more to push
+        self.failed: list[int] = []  # workers that left before the end
 
 
 class SimulatedService:

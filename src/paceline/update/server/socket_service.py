@@ -5,10 +5,10 @@ Every worker listens, and connects to each other worker (:mod:`.rendezvous`). A 
 order; at the other end one thread answers them. A shard's answer leaves while the next shard arrives, so both
 directions of a link are busy.
 
-A worker that is silent too long, or whose connection ends, is declared lost (:mod:`.failures`): all workers learn that,
-the next worker in rank order, which keeps the replicas of its shards, takes them over, and pending requests are sent to
-it. Where two neighbours are lost, slices are lost with them, and the run ends. A worker that the other workers declared
-lost learns it and stops.
+A worker that is silent too long, or whose connection ends, is declared lost (:mod:`.membership`): all workers learn
+that, the next worker in rank order, which keeps the replicas of its shards, takes them over, and pending requests are
+sent to it. Where two neighbours are lost, slices are lost with them, and the run ends. A worker that the other workers
+declared lost learns it and stops.
 
 A frame that no worker sends ends its sender, and not the worker that has received it (`check`). The values of a push
 are taken as they are: see `guard` for those.
@@ -17,6 +17,7 @@ are taken as they are: see `guard` for those.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,13 +34,20 @@ from paceline.data.ledger.epoch_ledger import Mark
 from paceline.data.ledger.leases import Leases
 from paceline.errors import MismatchError, PacelineError, PeerLostError
 from paceline.update.monitor import Monitor
-from paceline.update.server.context import LOOK_EVERY_S, ServerMembership, ServiceContext, silence
 from paceline.update.server.durability import Durability
-from paceline.update.server.failures import GOODBYE_S, OUT_S, Failures, identity
-from paceline.update.server.frames import BACKGROUND, LEDGER, FrameKind, check
 from paceline.update.server.ledger_client import DataAccess, SocketLedgerClient
+from paceline.update.server.membership import (
+    GOODBYE_S,
+    LOOK_EVERY_S,
+    OUT_S,
+    Failures,
+    ServerMembership,
+    ServiceContext,
+    identity,
+    silence,
+)
 from paceline.update.server.peer import Peer, Peers, SendQueue, fresh
-from paceline.update.server.protocol import PendingExchange, ShardRequest, Timers
+from paceline.update.server.protocol import BACKGROUND, LEDGER, FrameKind, PendingExchange, ShardRequest, check
 from paceline.update.server.rendezvous import connect_all
 from paceline.update.server.shard import LEDGER_SHARD, NO_READER, GroupSettings, IncomingPush, PushResult, ShardServer
 
@@ -656,6 +664,42 @@ class Heartbeat:
             self._failures.declare_lost(rank, f"gave no sign of life for {self._silence_s:g} s")
         elif since is not None and stall_detector.overdue(since):
             self._failures.declare_lost(rank, f"did not answer within {self._context.timeout_s:g} s", gone=True)
+
+
+class Timers:
+    """Runs actions at their time; `run` is the body of a thread."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._changed = runtime.Condition()
+        self._number, self._over = 0, False
+
+    def put(self, after_s: float, action: Callable[[], None]) -> None:
+        """Run an action in `after_s` seconds."""
+        with self._changed:
+            self._number += 1
+            heapq.heappush(self._due, (runtime.monotonic() + after_s, self._number, action))
+            self._changed.notify()
+
+    def run(self) -> None:
+        """Run what is due, until `close`."""
+        while (action := self._next()) is not None:
+            action()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while not self._over:
+                left = self._due[0][0] - runtime.monotonic() if self._due else None
+                if left is not None and left <= 0:
+                    return heapq.heappop(self._due)[2]
+                self._changed.wait(left)
+        return None
+
+    def close(self) -> None:
+        """Drop all pending actions."""
+        with self._changed:
+            self._over = True
+            self._changed.notify()
 
 
 JOIN_S = 2.0

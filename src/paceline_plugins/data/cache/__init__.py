@@ -3,7 +3,7 @@
 
 `cache` is the interface; `backend_choice` and the `..._backend` modules read the stores; `directory`, `ledger`,
 `evict` and `locks` keep the directory; `get` and `download` fetch one file; `prefetcher` and `prefetch_hints` fetch
-files before they are opened; `stats` and `stats_files` count.
+files before they are opened; `stats` counts.
 """
 
 from __future__ import annotations

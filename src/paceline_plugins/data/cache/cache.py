@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -23,8 +22,7 @@ from paceline_plugins.data.cache.get import FileGetter
 from paceline_plugins.data.cache.names import key_of
 from paceline_plugins.data.cache.prefetch_hints import PrefetchHints
 from paceline_plugins.data.cache.prefetcher import Prefetcher
-from paceline_plugins.data.cache.stats import Counters, Stats, added
-from paceline_plugins.data.cache.stats_files import StatsFile, StatsFileName
+from paceline_plugins.data.cache.stats import Counters, Stats
 
 LOST_REST_S = 5.0
 """Pause of prefetching after a source did not answer."""
@@ -48,7 +46,7 @@ class Cache:
     {}
 
     All processes should give the same cap. The object may be sent to other processes (it opens the directory again
-    there) and survives a fork. Each process has its own prefetch list and its own counts, which `stats` adds up.
+    there) and survives a fork. Each process has its own prefetch list and its own counts.
 
     Args:
         directory: on this host, created where it is missing; `~/.cache/paceline` if None.
@@ -78,19 +76,14 @@ class Cache:
         self.cap_bytes, self.threads, self.retries, self.timeout_s = cap_bytes, threads, retries, timeout_s
         self.options = dict(options or {})
         self._closed = False
-        self._open_directory(None)
+        self._open_directory()
 
-    def _open_directory(self, original: StatsFileName | None) -> None:
-        """Open the directory in this process; `original` is the stats file of the Cache that this is a copy of."""
+    def _open_directory(self) -> None:
+        """Open the directory in this process."""
         self._process = os.getpid()
         self._directory = CacheDirectory(self.directory, self.cap_bytes, self.timeout_s)
         self._directory.complete_bytes()  # fails now if the directory cannot be used
-        if original is None:
-            self._stats_file = StatsFile.of_original(self.directory)
-        else:
-            self._stats_file = StatsFile.of_copy(self.directory, original)
-        self._release_stats_file = weakref.finalize(self, self._stats_file.close)
-        self._counters = Counters(self._stats_file.write)
+        self._counters = Counters()
         self._downloader = Downloader(self.options, self.retries, self.timeout_s, self._counters)
         self._getter = FileGetter(self._directory, self._downloader, self._counters, self.timeout_s)
         self._hints = PrefetchHints(self.directory)
@@ -100,13 +93,12 @@ class Cache:
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("directory", "cap_bytes", "threads", "retries", "timeout_s", "options")
-        return {**{name: getattr(self, name) for name in names}, "stats_file": self._stats_file.name}
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        original = state.pop("stats_file")
         self.__dict__.update(state)
         self._closed = False
-        self._open_directory(original)
+        self._open_directory()
 
     def _check(self) -> None:
         if self._closed:
@@ -115,7 +107,7 @@ class Cache:
 
     def _after_fork(self) -> None:
         if self._process != os.getpid():
-            self._open_directory(self._stats_file.name)
+            self._open_directory()
 
     @contextmanager
     def open(self, url: str, sha256: str | None = None) -> Iterator[Path]:
@@ -171,14 +163,10 @@ class Cache:
         return {url for url in urls if local_path(url) is not None or self._directory.lookup(url) is not None}
 
     def stats(self) -> dict[str, Stats]:
-        """The counts by source (`scheme://host-or-bucket`), of this object and of its copies in other processes.
-
-        That includes the processes of a `DataLoader`, even after they have ended or were killed; in such a process it
-        is what that process has done. After `close` it no longer changes.
-        """
+        """This process's counts by source (`scheme://host-or-bucket`); those of a `DataLoader` have their own."""
         if not self._closed:
             self._after_fork()
-        return added([self._counters.copy(), self._stats_file.of_copies()])
+        return self._counters.copy()
 
     def close(self) -> None:
         """Stop prefetching; the files stay. A second call does nothing."""
@@ -188,7 +176,6 @@ class Cache:
         if self._process == os.getpid():
             self._downloader.closed.set()
             self._prefetcher.close()
-            self._release_stats_file()
 
     def __enter__(self) -> Cache:
         return self

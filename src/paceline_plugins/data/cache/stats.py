@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 logger = logging.getLogger("paceline")
 
@@ -29,25 +29,12 @@ class Stats:
     retries: int = 0
     corrupt: int = 0
 
-    def plus(self, other: Stats, sign: int = 1) -> Stats:
-        """The sum; with `sign` -1 the difference."""
-        return Stats(*(mine + sign * theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
-
-
-def added(several: Iterable[Mapping[str, Stats]]) -> dict[str, Stats]:
-    """The sum of several counts, source by source."""
-    total: dict[str, Stats] = {}
-    for counts in several:
-        for source, stats in counts.items():
-            total[source] = total.get(source, Stats()).plus(stats)
-    return total
-
 
 class Counters:
-    """The counts of one process by source, and which sources do not answer; `on_change` sees every change."""
+    """The counts of one process by source, and which sources do not answer."""
 
-    def __init__(self, on_change: Callable[[str, Stats], None]) -> None:
-        self._lock, self._on_change = threading.Lock(), on_change
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._of: dict[str, Stats] = {}
         self._lost: set[str] = set()
 
@@ -55,9 +42,7 @@ class Counters:
     def of(self, source: str) -> Iterator[Stats]:
         """The counts of a source, to be changed."""
         with self._lock:
-            stats = self._of.setdefault(source, Stats())
-            yield stats
-            self._on_change(source, stats)
+            yield self._of.setdefault(source, Stats())
 
     def copy(self) -> dict[str, Stats]:
         """The counts as they are now."""

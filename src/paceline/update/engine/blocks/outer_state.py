@@ -362,7 +362,7 @@ class ParameterState(OuterState):
             inside = len(over) == 1 and over[0].begin <= low and high <= over[0].end
             out = over[0].space(low, high) if inside else self.scratch(2, high - low)
             if self.device.type != "cpu" and kernels.serve(out):
-                from paceline.core.kernels.packing import difference
+                from paceline.core.kernels.blocks import difference
 
                 origin = self._numbers.rule.merging.origin(*self._part(low, high), self._numbers.coefficients(), out)
                 norms.append(difference(self.values(low, high), origin, self.fragment.dtype, out).sum().sqrt())

@@ -185,7 +185,7 @@ def _misfit(update: BlockUpdate, outer: dict[str, Tensor]) -> str:
 
 
 def _renew(update: BlockUpdate, moments: bool) -> None:
-    """Drop the in-flight exchange and the codecs' state; create the moments' outer state anew."""
+    """Drop the in-flight exchange and the codecs' state; create the moments' outer state again."""
     update.forget()
     update.state.drop_moments()
     if moments:

@@ -550,7 +550,7 @@ class Engine:
             self.adopt(rule)
 
     def adopt(self, rule: Rule) -> None:
-        """Continue with another schedule, codec or overlap; blocks, if there are any, begin anew."""
+        """Continue with another schedule, codec or overlap; blocks, if there are any, begin again."""
         blocks, builds = None, self._builds(rule)
         if builds or self.block_exchanges is not None:
             old, self.exchanger = self.exchanger, self._connect(rule)

@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training with Muon for matrices and AdamW for the rest, in virtual workers and in processes.
-
-python -m tests.processes.muon_programs RULE DIRECTORY
-"""
+"""A training with Muon for matrices and AdamW for the rest."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torch.optim import Optimizer
 
@@ -66,8 +60,3 @@ class Training:
         elif run is not None:
             run.close()
         return state_of(model), seen
-
-
-if __name__ == "__main__":
-    found, _ = Training(sys.argv[1])()
-    save_file(found, Path(sys.argv[2]) / f"muon.{os.environ['RANK']}.safetensors")
