@@ -27,7 +27,7 @@ TODAY = {
     "attach_files": 54,
     "attach_changes": 184,
     "share_files": 13,
-    "share_changes": 36,
+    "share_changes": 34,
     "push_files": 20,
     "push_changes": 50,
 }
