@@ -25,13 +25,10 @@ class Halving:
 
     Args:
         messages: of the run, for the mean.
-
-    Attributes:
-        factor: of the rate.
     """
 
     def __init__(self, messages: Any, **options: float) -> None:
-        self.factor = 1.0
+        self.factor = 1.0  # of the rate
         self._newbob = Newbob(_Local(self, messages), **options)  # type: ignore[arg-type]
 
     def validated(self, loss: float) -> bool:

@@ -32,15 +32,13 @@ class Progress:
     Attributes:
         epoch: under way, or next.
         done: parts of it that are done.
-        rows: a row for each block, for the journal.
-        stopped: Newbob ended the training.
         skeleton: the bytes of the model that are no numbers.
     """
 
     def __init__(self, skeleton: bytes, halving: rates.Halving | None) -> None:
         self.epoch = self.done = 0
-        self.rows: list[dict[str, Any]] = []
-        self.stopped = False
+        self.rows: list[dict[str, Any]] = []  # a row for each block, for the journal
+        self.stopped = False  # Newbob ended the training
         self.skeleton, self._halving = skeleton, halving
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,14 +19,11 @@ class RunFollower:
 
     Args:
         directory: of the logs.
-
-    Attributes:
-        events: lines read so far; unchanged where nothing was appended.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.events = 0
+        self.events = 0  # lines read so far; unchanged where nothing was appended
         self._number = 0
         self._logs: dict[int, _GrowingLog] = {}
 

@@ -37,17 +37,11 @@ HTML, JSON = "text/html; charset=utf-8", "application/json"
 
 @dataclass(frozen=True)
 class Status:
-    """What the run does now.
+    """What the run does now."""
 
-    Attributes:
-        text: for the top of the page.
-        over: whether all workers have ended.
-        states: worker -> its state.
-    """
-
-    text: str = ""
-    over: bool = False
-    states: Mapping[int, str] = field(default_factory=dict)
+    text: str = ""  # for the top of the page
+    over: bool = False  # whether all workers have ended
+    states: Mapping[int, str] = field(default_factory=dict)  # worker -> its state
 
 
 @dataclass(frozen=True)

@@ -35,21 +35,13 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class ElasticRun:
-    """This host's part in an elastic run.
+    """This host's part in an elastic run."""
 
-    Attributes:
-        elastic: the options about it.
-        start: how the workers start.
-        workers: of this host.
-        sites: how hosts of other sites take part.
-        variables: further ones of the workers.
-    """
-
-    elastic: ElasticOptions
-    start: StartOptions
-    workers: int
-    sites: Sites = HERE
-    variables: Mapping[str, str] = field(default_factory=dict)
+    elastic: ElasticOptions  # the options about it
+    start: StartOptions  # how the workers start
+    workers: int  # of this host
+    sites: Sites = HERE  # how hosts of other sites take part
+    variables: Mapping[str, str] = field(default_factory=dict)  # further ones of the workers
 
     @property
     def leads(self) -> bool:

@@ -28,17 +28,11 @@ from paceline_plugins.receipts.sealing import FOLDER
 
 @dataclass(frozen=True)
 class Again:
-    """What is made again.
+    """What is made again."""
 
-    Attributes:
-        block: number of the exchange.
-        program: the training program.
-        checkpoint: where the steps are; None for where the run says, "" to begin at the beginning.
-    """
-
-    block: int
-    program: Program
-    checkpoint: str | None
+    block: int  # number of the exchange
+    program: Program  # the training program
+    checkpoint: str | None  # where the steps are; None for where the run says, "" to begin at the beginning
 
 
 def make_again(asked: Again, recorded: list[Chain], findings: Findings) -> None:
