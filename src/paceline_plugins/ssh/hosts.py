@@ -52,11 +52,6 @@ class Host:
         return self.name if self.user is None else f"{self.user}@{self.name}"
 
 
-def are_names(text: str | None) -> bool:
-    """Whether `--hosts` names hosts, and is not their number."""
-    return text is not None and not re.fullmatch(r"\s*[+-]?\d+\s*", text)
-
-
 def read(text: str, tables: Mapping[str, Any], environment: Mapping[str, str]) -> list[Host]:
     """The hosts, in the order of their ranks.
 
