@@ -18,7 +18,6 @@ from torch import Tensor
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Range, Ranges
-from paceline.data.sampling.order import set_states
 from paceline.data.sampling.split import Cut, split_of
 from paceline.errors import CheckpointError
 
@@ -344,3 +343,9 @@ def _read(before: Ranges, passes: list[Pass | None], beyond: list[bool]) -> Rang
         for begin, end in one.shard_progress.entered if one is not None else whole:
             ranges.add(begin, end)
     return ranges
+
+
+def set_states(generators: list[torch.Generator], states: list[Tensor]) -> None:
+    """Restore the states of generators."""
+    for generator, state in zip(generators, states, strict=False):
+        generator.set_state(state)

@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Literal, Protocol, TypeVar
 
-from paceline.data.ledger.epoch_ledger import Mark, Question
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import Leases, Mark, Question
 from paceline.data.ledger.ranges import Range, Ranges
 
 Cut = tuple[str, int, int, int]

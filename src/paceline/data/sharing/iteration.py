@@ -23,14 +23,12 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from paceline.core import rng
 from paceline.core.world import World
-from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import ENDLESS, Leases, Mark, Question
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.batches import are_whole, piece_of_rest, samples_in, sum_of
 from paceline.data.sampling.buckets import BucketBatches
-from paceline.data.sampling.order import InShards, set_states
-from paceline.data.sampling.position import UNIT, Position
-from paceline.data.sampling.sampler import ListPlan, Plan, SamplingPlan, generators_of
+from paceline.data.sampling.position import UNIT, Position, set_states
+from paceline.data.sampling.sampler import InShards, ListPlan, Plan, SamplingPlan, generators_of
 from paceline.data.sampling.split import (
     Assignment,
     Cut,
@@ -425,16 +423,16 @@ class Iteration:
             self._begin(("leased", places, plan.unit, world.size))
             question = Question(self._number, position.epoch, places, plan.unit, plan.most)
             return LeasedAssignment(self._leases, question, position.held)
-        even = plan.even(position, world, skip)
-        self._check_whole(even.total, even.cut)
-        self.length = even.batches
+        assignment, places = plan.even(position, world, skip)
+        self._check_whole(places)
+        self.length = length()
         self._registry.began(position.epoch, self.length)
-        return even.part
+        return assignment
 
-    def _check_whole(self, places: int, cut: Cut) -> None:
+    def _check_whole(self, places: int) -> None:
         """Report which batches of an epoch are cut or dropped; refuse to drop all."""
-        plan, world = self.plan, self._world
-        if plan is None or places >= ENDLESS:
+        plan, world, cut = self.plan, self._world, self._position.now.cut
+        if plan is None or cut is None or places >= ENDLESS:
             return
         if places % world.size and plan.tail == "pieces" and not isinstance(plan.sampler, BucketBatches):
             self._registry.warn(

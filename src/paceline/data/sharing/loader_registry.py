@@ -25,8 +25,7 @@ from torch.utils.data import DataLoader
 
 from paceline.communication import virtual
 from paceline.core.world import World
-from paceline.data.ledger.epoch_ledger import ENDLESS, Mark
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import ENDLESS, Leases, Mark
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.batches import are_whole, has_piece
 from paceline.data.sampling.position import Position

@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from paceline.core import rng
 from paceline.data.ledger.ranges import Range, Ranges
 from paceline.data.sampling.batches import samples_in
-from paceline.data.sampling.order import Permutation
 from paceline.data.sampling.position import MOST_SHARDS, UNIT, ShardProgress, cut_at_shards, round_robin
+from paceline.data.sampling.sampler import Permutation
 from paceline.data.sampling.split import Assignment, Portion
 from paceline.data.workers.loader import PassSampler, inner_settings
 
