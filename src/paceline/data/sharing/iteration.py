@@ -565,7 +565,7 @@ class Iteration:
             )
         self._begin(("shards", places, 1, world.size))
         rest = position.rest.get(position.epoch, Ranges([(0, places)]))
-        return ShardAssignment(position.epoch, rest, world.size, world.rank, position.now.shard_progress)
+        return ShardAssignment(position.epoch, rest, world.size, world.rank, position.now.in_shards())
 
     def _read(self, shards: ShardReading) -> Generator[Any, None, None]:
         """Batches of shards; an empty place is marked done with the next batch."""
@@ -577,7 +577,7 @@ class Iteration:
         with self._until_left(assignment):
             for shard_batch in shards.batches(assignment):
                 if not leased:
-                    position.now.shard_progress.add(
+                    position.now.in_shards().add(
                         position.now.batches + bool(shard_batch.samples), shard_batch.portion.places
                     )
                 elif not shard_batch.samples:

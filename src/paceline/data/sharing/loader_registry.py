@@ -21,6 +21,7 @@ from functools import cache, partial
 from typing import Any
 from weakref import WeakValueDictionary
 
+from torch import nn
 from torch.utils.data import DataLoader
 
 from paceline.communication import virtual
@@ -40,21 +41,13 @@ RECENT = 8
 
 @dataclass
 class ActivePass:
-    """A pass that is under way.
+    """A pass that is under way."""
 
-    Attributes:
-        length: batches of this worker in it, if known.
-        fewest: gives those of the worker that has the fewest.
-        batches_then: batches of all passes that were handed out when it began.
-        steps_then: steps of the optimizer likewise.
-        reader: the thread that asked for its last batch; 0 before.
-    """
-
-    length: int | None
-    fewest: Callable[[], int]
-    batches_then: int
-    steps_then: int
-    reader: int = 0
+    length: int | None  # batches of this worker in it, if known
+    fewest: Callable[[], int]  # gives those of the worker that has the fewest
+    batches_then: int  # batches of all passes that were handed out when it began
+    steps_then: int  # steps of the optimizer likewise
+    reader: int = 0  # the thread that asked for its last batch; 0 before
 
 
 OURS = 3
@@ -195,6 +188,13 @@ class LoaderRegistry(RunData):
             loader: the user's.
             even: whether workers get the same number of batches under every rule.
         """
+        if isinstance(loader, nn.Module) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+            raise UnsupportedError(
+                self.world.sign(
+                    "run.share takes a DataLoader, or an iterable of batches that every worker sees in the same order, "
+                    f"got a {type(loader).__name__}"
+                )
+            )
         known = self._shares.get(id(loader))
         if known is not None:
             return known
@@ -206,8 +206,7 @@ class LoaderRegistry(RunData):
             number = self._data.add(data)
             if len(self._loaded) > number:
                 self._loaded[number](self._positions[number])
-        share = SharedLoader(loader, number, self._positions[number], self, None if even else self.leases)
-        share.again = again
+        share = SharedLoader(loader, number, self._positions[number], self, None if even else self.leases, again)
         self._shares[id(loader)] = share
         self._recent.append(share)
         return share
@@ -494,6 +493,7 @@ class SharedLoader:
         position: this worker's.
         registry: counts every batch.
         leases: the connection to the ledger; None for an even split.
+        again: whether its data were shared before.
     """
 
     measured = False
@@ -506,13 +506,13 @@ class SharedLoader:
         position: Position,
         registry: LoaderRegistry,
         leases: Leases | None = None,
+        again: bool = False,
     ) -> None:
         self.loader, self._position, self._registry, self._leases = loader, position, registry, leases
         position.leased = leases is not None
         self._iteration = Iteration(loader, number, position, registry, leases)
         self._before = (0, 0, 0)
-        self.again = False
-        """Whether its data were shared before."""
+        self.again = again
 
     @property
     def _world(self) -> World:
