@@ -231,13 +231,8 @@ class Position:
         self.track(self.generators)
 
     def regroup(self, states: list[dict[str, Any]], ledger: dict[str, Any] | None, loader: int) -> None:
-        """Restore a checkpoint of another number of workers; what remains is split again.
-
-        Args:
-            states: one of each worker then, in rank order.
-            ledger: the ledger's state then, if there was one.
-            loader: number of this loader in it.
-        """
+        """Restore a checkpoint of another number of workers, given their states in rank order; what remains is split
+        again. `loader` is the number of this loader in the `ledger` then, if there was one."""
         self.held.clear()
         self.epoch_start, self._loaded, self.fresh = None, [], True
         self.played = {epoch: start for epoch, start in states[0]["played"]}
@@ -288,11 +283,7 @@ class Position:
 
 
 def passes_of(state: dict[str, Any]) -> dict[int, Pass]:
-    """epoch -> pass, from a saved position.
-
-    Raises:
-        CheckpointError: the number of workers grew within a pass.
-    """
+    """epoch -> pass, from a saved position."""
     grown = next((row[0] for row in state["passes"] if len(row) > 5), None)
     if grown is not None:
         raise CheckpointError(
@@ -306,12 +297,9 @@ def passes_of(state: dict[str, Any]) -> dict[int, Pass]:
 
 
 def _read(before: Ranges, passes: list[Pass | None], beyond: list[bool]) -> Ranges:
-    """The places of shards whose work is in the global model.
+    """The places of shards, of those that were split `before`, whose work is in the global model.
 
-    Args:
-        before: the places that were split.
-        passes: one of each worker, in rank order; None if its pass was dropped.
-        beyond: whether each worker is in a later epoch.
+    By rank: each worker's pass, None if it was dropped; and whether the worker is `beyond` this epoch.
     """
     ranges = Ranges()
     for rank, one in enumerate(passes):

@@ -100,14 +100,9 @@ class Drawn:
 
 
 class InShards:
-    """Shards in a seeded order; the samples of every `buffer` consecutive shards are shuffled with each other.
+    """Shards of these sizes in a seeded order; the samples of every `buffer` consecutive shards are shuffled together.
 
     So an epoch reads a few files at a time, and neighbours in the order still come from different files.
-
-    Args:
-        sizes: samples of each shard, in the order of the data set's indices.
-        seed, epoch: of the order.
-        buffer: shards whose samples are mixed.
     """
 
     def __init__(self, sizes: Sequence[int], seed: int, epoch: int, buffer: int = 8) -> None:
@@ -193,11 +188,9 @@ _MASK = (1 << 64) - 1
 
 
 class Permutation:
-    """A permutation of 0 .. n (excl.), one of many, named by its key.
+    """A permutation of 0 .. n (excl.), one of many, named by its key: any whole number.
 
-    Args:
-        n: number of samples, 0 .. 2^62.
-        key: any whole number; close keys give unrelated orders, the same on every machine.
+    Close keys give unrelated orders, the same on every machine.
     """
 
     def __init__(self, n: int, key: int) -> None:
@@ -214,14 +207,7 @@ class Permutation:
         return self.n
 
     def at(self, places: Places) -> Places:
-        """The samples at these places.
-
-        Args:
-            places: int64, shape (m,), each 0 .. n (excl.).
-
-        Returns:
-            int64, shape (m,).
-        """
+        """The samples at these places, each 0 .. n (excl.); both of shape (m,)."""
         permuted = self._once(places.astype(np.uint64))
         while (outside := permuted >= self.n).any():
             permuted[outside] = self._once(permuted[outside])
@@ -267,10 +253,7 @@ def _mixed_number(x: int) -> int:
 class Drawing:
     """Iterates over a sampler with random states of its own; those of the program stay as they are.
 
-    Args:
-        items: returns the iterable.
-        begin: sets all generators to the state at the start.
-        generators: the sampler's own.
+    `items` returns the iterable; `begin` sets all generators to the state at the start; `generators` are the sampler's.
     """
 
     def __init__(
@@ -316,13 +299,7 @@ class Drawing:
 
 
 class StreamedOrder:
-    """The order of a sampler too long to hold: draws on demand, and keeps the latest items.
-
-    Args:
-        drawing: of the sampler.
-        begun: the items drawn so far.
-        length: the sampler's; None if it has none.
-    """
+    """The order of a sampler too long to hold: draws on demand, and keeps the latest items; `begun` are the first."""
 
     def __init__(self, drawing: Drawing, begun: list[Any], length: int | None) -> None:
         self._drawing, self._held, self._first = drawing, begun, 0
@@ -360,12 +337,7 @@ class StreamedOrder:
 
 
 def drawn(drawing: Drawing, length: int | None) -> Order:
-    """The order of a sampler: a list, or a :class:`StreamedOrder` if it is too long for one.
-
-    Args:
-        drawing: of the sampler.
-        length: the sampler's; None if it has none.
-    """
+    """The order of a sampler, if it has one of this length: a list, or a :class:`StreamedOrder` if that is too long."""
     least = length if length is not None and length <= LONGEST else 0
     weight = 0
 
@@ -388,13 +360,9 @@ def _samples(item: Any) -> int:
 
 
 class Plan:
-    """What a loader's epochs consist of; places are numbered alike on all workers.
+    """What a loader's epochs consist of; places are numbered alike on all workers."""
 
-    Attributes:
-        unit: places of a batch.
-    """
-
-    unit = 1
+    unit = 1  # places of a batch
 
     def places(self, epoch: int) -> int:
         """Their number in an epoch; `ENDLESS` if it is unknown."""
@@ -459,14 +427,8 @@ class SamplingPlan(Plan):
     """Maps the places of a loader's epochs to samples.
 
     Args:
-        loader: the user's.
         seed: of the order; the same on every worker.
-        position: this worker's.
         workers: N if a round of N batches is one step; 1 if batches are leased.
-
-    Attributes:
-        whole: whether a place is a batch that the user's sampler made.
-        unit: places of a batch.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int, position: Position, workers: int = 1) -> None:
@@ -476,6 +438,7 @@ class SamplingPlan(Plan):
                 "the loader has batch_size=None, so its samples are batches already; give it a batch_size, or share "
                 "the list of batches instead"
             )
+        # a place is a sample, or a batch that the user's sampler made
         self.whole = loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler
         self.unit = 1 if self.whole else int(loader.batch_size or 1)
         self._orders: dict[int, tuple[Any, Order]] = {}  # epoch -> (what the order depends on, order)
@@ -534,12 +497,7 @@ class SamplingPlan(Plan):
         return _multiple(stream.end, self.unit) if self.drops_last else stream.end
 
     def ids(self, portion: Portion, coming: Callable[[], Iterable[Portion]] = tuple) -> Sequence[Any]:
-        """The indices of the samples of a portion.
-
-        Args:
-            portion: which places.
-            coming: returns the known portions that follow, which are looked up at the same time.
-        """
+        """The indices of the samples of a portion; `coming` gives those that follow, to look up at the same time."""
         ids = self._at(portion, coming)
         if self.whole:
             ids = [item for batch in ids for item in batch]

@@ -60,15 +60,11 @@ class NumberedData:
     A program may make its batches again for each epoch, so data that it drops are dropped here too; only positions
     stay. Data are referred to weakly if their type allows; others (lists) are kept until the reference count shows that
     the program dropped them. Noticing that late changes no number, since dropped data cannot be shared again.
-
-    Attributes:
-        positions: this worker's position in each, by number.
-        live: numbers of data that the program may still iterate over, or whose work has not all entered.
     """
 
     def __init__(self) -> None:
-        self.positions: list[Position] = []
-        self.live: list[int] = []
+        self.positions: list[Position] = []  # this worker's, by number
+        self.live: list[int] = []  # data that the program may still iterate over, or whose work has not all entered
         self._numbers: dict[int, int] = {}  # id of data -> number
         self._data: dict[int, Callable[[], Any]] = {}  # number -> returns the data, or None
         self._held: dict[int, Any] = {}  # number -> data without weak references
@@ -113,11 +109,7 @@ def _is_dropped(held: dict[int, Any], number: int) -> bool:
 class LoaderRegistry(RunData):
     """Shares loaders among the workers and counts the batches that they hand out.
 
-    Args:
-        world: this worker.
-        seed: of the order of samples.
-        began: called with (epoch, number of batches or None) at the start of every pass.
-        waited: called with the seconds that the program waited for a batch.
+    `waited` is called with the seconds that the program waited for a batch.
     """
 
     def __init__(
@@ -281,8 +273,7 @@ class LoaderRegistry(RunData):
     def place(self, leaving: bool) -> int:
         """Where this worker is in the data that it trains on, packed (:mod:`.place`).
 
-        Args:
-            leaving: whether its program is over; then with its steps in place of the batches.
+        If its program is over (`leaving`), with its steps in place of the batches.
         """
         if leaving and self._last_place and not self._under_way:
             last = Place.unpack(self._last_place)
@@ -333,11 +324,8 @@ class LoaderRegistry(RunData):
         return share if share is not None and any(share.goes_by(one) for one in self._under_way) else None
 
     def compare_wholes(self, meet: Callable[[int], list[int]]) -> None:
-        """At the end of the run, on all workers: warn where the data that each reads as a whole differ by worker.
-
-        Args:
-            meet: gives every worker's number.
-        """
+        """At the end of the run, on all workers, whose numbers `meet` gives: warn where the data that each reads as a
+        whole differ by worker."""
         if not self._positions:  # a program that shares no data meets nobody
             return
         number = self._positions.index(self._leader) if self._leader in self._positions else -1
@@ -362,11 +350,7 @@ class LoaderRegistry(RunData):
         return self._positions[0].epoch if self._positions else self._epoch
 
     def stepped(self, steps: int) -> int:
-        """The optimizer made step number `steps`; returns the number of samples in it.
-
-        Raises:
-            UnsupportedError: another thread reads the batches.
-        """
+        """The optimizer made step number `steps`; returns the number of samples in it."""
         self._check_reader()
         self._trainer = threading.get_ident()
         if self._under_way and self._leader not in self._under_way:  # it may make its data again for each epoch
