@@ -26,8 +26,8 @@ TODAY = {
     "quiet_step_files": 7,
     "attach_files": 54,
     "attach_changes": 184,
-    "share_files": 13,
-    "share_changes": 34,
+    "share_files": 10,
+    "share_changes": 33,
     "push_files": 20,
     "push_changes": 50,
 }

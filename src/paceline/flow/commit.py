@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.data.ledger.epoch_ledger import Mark, Question
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import Leases, Mark, Question
 from paceline.data.ledger.ranges import Ranges
 from paceline.errors import CheckpointError, DesyncError, GivenUpError, MismatchError, PeerLostError
 from paceline.flow.control.client import ControlClient

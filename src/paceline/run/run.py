@@ -22,7 +22,7 @@ from paceline.core.world import World
 from paceline.data.sharing.loader_registry import SharedLoader
 from paceline.errors import ClosedError
 from paceline.rules.rule import Rule
-from paceline.run import assembly, validation
+from paceline.run import assembly
 from paceline.run.progress import MainLogger, progress
 from paceline.tuning.request_files import TuneRequest
 from paceline.update.engine import exit_handling, global_model
@@ -198,7 +198,6 @@ class Run:
                 number of steps; fast workers then wait for stragglers at the end.
         """
         self._check_open()
-        validation.check_loader(loader, self.world)
         return self._context.loaders.share(loader, even)
 
     def log(self, /, **values: float) -> None:

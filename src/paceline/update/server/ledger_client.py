@@ -34,8 +34,7 @@ from typing import Any
 
 from paceline.communication.sockets.channel import Channel, Frame
 from paceline.core import runtime
-from paceline.data.ledger.epoch_ledger import Mark, Question, by_epoch
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import Leases, Mark, Question, by_epoch
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
 from paceline.update.server.durability import Durability

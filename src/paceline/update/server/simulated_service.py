@@ -15,8 +15,7 @@ from torch import Tensor
 
 from paceline.communication import Transport
 from paceline.communication.virtual.transport import Cluster
-from paceline.data.ledger.epoch_ledger import Mark, Question
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import Leases, Mark, Question
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
 from paceline.errors import PeerLostError

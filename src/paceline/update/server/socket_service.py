@@ -30,8 +30,7 @@ from torch import Tensor
 from paceline.communication import Transport
 from paceline.communication.sockets.channel import TLS, Channel, Frame, FrameHeader
 from paceline.core import runtime
-from paceline.data.ledger.epoch_ledger import Mark
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import Leases, Mark
 from paceline.errors import MismatchError, PacelineError, PeerLostError
 from paceline.update.monitor import Monitor
 from paceline.update.server.durability import Durability

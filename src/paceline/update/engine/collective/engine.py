@@ -29,7 +29,7 @@ from paceline.core.flat import Fragment, Shards
 from paceline.core.optimizer_state import Owned, restore_beta1
 from paceline.core.state_tree import build, flatten
 from paceline.core.world import World
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import Leases
 from paceline.data.sharing.place import INSIDE, LEFT, Place, pack
 from paceline.errors import MismatchError
 from paceline.rules.codec import Dense
