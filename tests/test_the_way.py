@@ -19,15 +19,15 @@ GOALS = {
     "push_changes": 50,
 }
 TODAY = {
-    "exchange_files": 25,
-    "exchange_calls": 240,
-    "exchange_changes": 124,
-    "exchange_frames": 18,
-    "quiet_step_files": 8,
+    "exchange_files": 24,
+    "exchange_calls": 252,
+    "exchange_changes": 133,
+    "exchange_frames": 17,
+    "quiet_step_files": 7,
     "attach_files": 54,
     "attach_changes": 184,
     "share_files": 13,
-    "share_changes": 36,
+    "share_changes": 34,
     "push_files": 20,
     "push_changes": 50,
 }
