@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from paceline.checkpoint import ExchangePosition
 from paceline.checkpoint.reshard import OldCheckpoint
-from paceline.core.flat import Fragment
+from paceline.core.flat import Fragment, exchanged_parts
 from paceline.core.world import World
 from paceline.errors import CheckpointError
 from paceline.flow.commit import CommittingExchanger, ControlLedgerClient, UncommittedPlaces
@@ -21,7 +21,7 @@ from paceline.flow.membership import CommitReport, ElasticMembership
 from paceline.flow.wanted import WantedWorkers
 from paceline.rules.rule import Rule
 from paceline.update.engine import exit_handling, global_model
-from paceline.update.engine.agreement import exchanged_parts, untrained
+from paceline.update.engine.agreement import untrained
 from paceline.update.engine.blocks import saved
 from paceline.update.engine.blocks.model import FragmentedModel
 from paceline.update.engine.context import RunContext

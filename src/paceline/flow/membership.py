@@ -16,7 +16,7 @@ from paceline.communication.ring import RingListener, RingTransport
 from paceline.communication.ring.wire import Address
 from paceline.communication.torch.store import own_address
 from paceline.core import runtime
-from paceline.core.flat import Modules
+from paceline.core.flat import Modules, exchanged_parts
 from paceline.core.optimizer_state import Owned
 from paceline.core.world import World, host_name
 from paceline.data.ledger.epoch_ledger import Mark
@@ -26,7 +26,7 @@ from paceline.flow.control.client import ControlClient
 from paceline.flow.control.messages import About, Generation
 from paceline.rules.rule import Rule
 from paceline.update.engine import agreement
-from paceline.update.engine.agreement import exchanged_parts, frozen, layout, untrained
+from paceline.update.engine.agreement import frozen, layout, untrained
 from paceline.update.engine.settings import Settings
 
 

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from paceline.core import kernels
 from paceline.rules.outer.base import Coefficients, State, written
-from paceline.rules.outer.diversity import check_power
 from paceline.rules.outer.gain import MomentumStep, eta_zeta
 
 
@@ -55,10 +54,6 @@ class BlockMomentum(MomentumStep):
     nesterov: bool = True
     ramp: int = 0
     amplify: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.check()
-        check_power(self.amplify)
 
     def eta_zeta(self, workers: int) -> tuple[float, float]:
         paper = (1 - 1 / workers, 1.0)

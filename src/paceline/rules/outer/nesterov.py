@@ -47,9 +47,6 @@ class Nesterov(MomentumStep):
     gain: float | str = "auto"
     ramp: int = 0
 
-    def __post_init__(self) -> None:
-        self.check()
-
     def eta_zeta(self, workers: int) -> tuple[float, float]:
         return eta_zeta(workers, self.momentum, self.lr, self.gain, paper=PAPER)
 
