@@ -51,12 +51,7 @@ WARMUP_END = -1
 
 def gradients_kind(optimizer: int) -> int:
     """The gradients of optimizer 0, 1, ..."""
-    return 1 + optimizer
-
-
-def block_kind(fragment: int) -> int:
-    """The block of fragment 0, 1, ..."""
-    return calls.BLOCK + fragment
+    return 1 + optimizer  # the block of fragment 0, 1, ... is calls.BLOCK + its number
 
 
 @dataclass(frozen=True)
@@ -589,10 +584,11 @@ class InFlightExchange:
             self._exchanger.waited(began, afresh=True)
         if summary is not None and any(h.early and not h.factor for h in summary.headers):
             self._repeat(summary)
+        applies = summary is not None and summary.weight > 0
         while self._under_way:
             chunk, running = self._under_way.popleft()
             total, state = running.finish()
-            if summary is not None and summary.weight > 0:
+            if summary is not None and applies:
                 chunk.keep(state)
                 if overlapped:
                     chunk.move(made)
@@ -634,10 +630,10 @@ def summary_of(rows: bytes, size: int) -> ExchangeSummary:
 
 def with_outliers_dropped(summary: ExchangeSummary) -> ExchangeSummary:
     """The summary with the factor 0 for contributions far larger than usual and far larger than the other workers'."""
+    if all(h.usual for h in summary.headers):
+        return summary
     said = {rank: (h.norm, h.usual) for rank, h in enumerate(summary.headers) if h.brings and h.finite and h.factor}
     out = outliers(said)
-    if not out:
-        return summary
     headers = (replace(h, factor=0.0) if rank in out else h for rank, h in enumerate(summary.headers))
     return replace(summary, headers=tuple(headers))
 
@@ -681,11 +677,6 @@ def compare(sums: dict[int, int], sequence: int, world: World) -> None:
 # -- checksums of exchanged state, by which workers detect that their copies differ ---------------
 
 _PRIME = 1_000_003
-
-
-def is_sampled(exchange: int) -> bool:
-    """Whether parameters are compared after an exchange where that takes time: the first 8, and each eighth."""
-    return exchange <= 8 or exchange % 8 == 0
 
 
 def combine(sums: Iterable[Tensor]) -> int:

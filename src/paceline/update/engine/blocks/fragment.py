@@ -217,13 +217,9 @@ class FragmentState:
         for number, one in enumerate(self.parameters):
             one.mean_norm = value if number == 0 else 0.0
 
-    @property
-    def judged(self) -> list[OuterState]:
-        """All but those that all take from rank 0."""
-        return [state for state in self.all if not state.fragment.from_rank_0]
-
     def finite(self) -> bool:
-        return all_finite(state.fragment for state in self.judged)
+        """Whether all is, but for what all take from rank 0."""
+        return all_finite(state.fragment for state in self.all if not state.fragment.from_rank_0)
 
     def checksum(self) -> int:
         """Checksum of the last exchange's result, which is then reset."""
@@ -325,12 +321,12 @@ class BlockUpdate:
             if chunk.outer.device.type == "cpu":
                 exchanger.begin_early(self.chunks, chunk, factor, number)
 
+        mean_norm, usual = state.mean_norm, True
         if self._measures and header.minibatches:
             early = exchanger.sends_early and header.kind != NO_PAYLOAD
-            norm, finite = measure(state.judged, self.chunks, packed if early else None)
+            norm, finite = measure(state.all, self.chunks, packed if early else None)
         else:
             norm, finite = 0.0, state.finite()
-        mean_norm, usual = state.mean_norm, True
         if self._sharded:
             norm, mean_norm, finite = self._shards.together(norm, mean_norm, finite)
         if norm and self.norms is not None:

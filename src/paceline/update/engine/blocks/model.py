@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paceline.communication.calls import advice
+from paceline.communication.calls import BLOCK, advice
 from paceline.core.flat import Fragment, Shards, reshard
 from paceline.core.optimizer_state import Owned
 from paceline.errors import ElsewhereError, UnsupportedError
@@ -29,7 +29,6 @@ from paceline.update.exchange.exchanger import (
     ExchangeHeader,
     Exchanger,
     ExchangeSummary,
-    block_kind,
     combine,
 )
 
@@ -222,8 +221,9 @@ class FragmentedModel:
         minibatches = 0 if idle else made
         self.entered[fragment] = total
         overlapped = self._rule_schedule.overlap > 0 and not (leaving or waits)
-        kind, brings = block_kind(fragment), minibatches > 0
-        header = ExchangeHeader(0, kind, brings, leaving, minibatches=minibatches, total=total, merges=waits)
+        header = ExchangeHeader(
+            0, BLOCK + fragment, minibatches > 0, leaving, True, minibatches, total=total, merges=waits
+        )
         update.begin(header, overlapped)
         if overlapped:
             self.schedule.made[fragment] = 0
@@ -387,8 +387,8 @@ class BlockExchanges:
 
     def _note(self, summary: ExchangeSummary, fragment: int) -> ExchangeSummary:
         self._look_for_merges(summary)
-        effective = self.blocks.updates[fragment].numbers.diversity.effective
         timing, block = self._exchanger.timing, self.blocks.block
+        effective = self.blocks.updates[fragment].numbers.diversity.effective
         self._run.monitor.end(timing, summary, block=block, warmup=False, effective=effective)
         return summary
 

@@ -451,18 +451,20 @@ class ParameterState(OuterState):
 def measure(
     states: Iterable[OuterState], chunks: Sequence[OuterStateChunk], packed: Packed | None = None
 ) -> tuple[float, bool]:
-    """The norm of these states' joint contribution, and whether all of it is finite. The same pass packs the chunks
-    whose wire memory no earlier chunk needs, and calls `packed` with each."""
+    """The norm of these states' joint contribution, without what all take from rank 0, and whether all of it is finite.
+    The same pass packs the chunks whose wire memory no earlier chunk needs, and calls `packed` with each."""
     first = {chunk.space(chunk.begin, chunk.end).data_ptr(): chunk for chunk in reversed(chunks)}
     for chunk in chunks:
         chunk.packed = False  # an exchange that failed may have left it
     square, unsure = 0.0, []
     for state in states:
+        if state.fragment.from_rank_0:
+            continue
         norm = state.norm([chunk for chunk in first.values() if chunk.outer is state], packed)
         if norm is None or not math.isfinite(norm):
             unsure.append(state.fragment)  # large finite numbers may overflow the norm
         square += min(norm, LARGEST) ** 2 if norm is not None and norm == norm else 0.0
-    finite = all_finite(unsure)
+    finite = not unsure or all_finite(unsure)
     return math.sqrt(square) if finite else 0.0, finite
 
 
