@@ -47,20 +47,16 @@ from paceline.update.exchange.outliers import FAR, Guard, Norms, farthest
 
 
 class LocalOptimizers:
-    """The worker's optimizers of one fragment.
-
-    Attributes:
-        choices: of each optimizer "keep", "reset", "average" or "compensate".
-        counts: of each optimizer the steps at the start of the block, as the rule counts them.
-    """
+    """The worker's optimizers of one fragment."""
 
     def __init__(self, payload: Delta, owned: Owned, workers: int = 1) -> None:
         self._payload, self.owned = payload, owned
+        # of each optimizer "keep", "reset", "average" or "compensate"
         self.choices = [payload.resolve(optimizer) for optimizer, _ in owned]
         self._fitted = False
         self._handles: list[Any] = []
         self.fit(workers)
-        self.counts: list[float] = []
+        self.counts: list[float] = []  # of each optimizer the steps at the start of the block, as the rule counts them
         self.count()
 
     def __iter__(self) -> Iterator[tuple[int, str, Optimizer, list[Tensor]]]:
@@ -241,12 +237,6 @@ class BlockUpdate:
 
     Args:
         shards: the processes that hold this worker's parameters, of all fragments.
-
-    Attributes:
-        chunks: its outer state cut for the wire; empty before the first exchange.
-        in_flight: the pending exchange, if any.
-        left_out: whether this worker's part of the last exchange was not finite, or an outlier.
-        norms: the recently accepted norms; None without an outlier policy.
     """
 
     def __init__(
@@ -261,10 +251,10 @@ class BlockUpdate:
         self._number, self.state, self.exchanger = number, state, exchanger
         self.numbers, self.optimizers = state.numbers, state.optimizers
         self._shards, self._sharded, self._observers = shards, bool(shards), observers
-        self.chunks: list[OuterStateChunk] = []
-        self.in_flight: StartedExchange | None = None
-        self.left_out = False
-        self.norms: Norms | None = None
+        self.chunks: list[OuterStateChunk] = []  # its outer state cut for the wire; empty before the first exchange
+        self.in_flight: StartedExchange | None = None  # the pending exchange, if any
+        self.left_out = False  # whether this worker's part of the last exchange was not finite, or an outlier
+        self.norms: Norms | None = None  # the recently accepted norms; None without an outlier policy
         if guard is not None:
             self.norms = Norms(guard, lambda: farthest((one.anchor for one in state.parameters), FAR))
         self._measures = self.norms is not None or self.numbers.rule.follows_diversity
