@@ -162,7 +162,7 @@ class Position:
 
     def _tidy(self) -> None:
         """Drop passes whose work has all entered, except the last one of a stream: it alone tells the length."""
-        for epoch, one in self._rows():
+        for epoch, one in sorted(self._passes.items()):
             last_of_stream = epoch == self.epoch - 1 and one.endless
             if epoch != self.epoch and one.entered == one.batches and not last_of_stream:
                 del self._passes[epoch]
@@ -214,9 +214,6 @@ class Position:
             "epoch_start": self.epoch_start,
             "generators": [generator.get_state() for generator in self.generators],
         }
-
-    def _rows(self) -> list[tuple[int, Pass]]:
-        return sorted(self._passes.items())
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state` of the same number of workers; the next pass continues there."""

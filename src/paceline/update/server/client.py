@@ -44,8 +44,8 @@ from paceline.errors import UnsupportedError
 from paceline.rules.outer import Elastic
 from paceline.rules.schedule.bounded import Bounded
 from paceline.rules.topology.sharded import Cut
-from paceline.update.exchange.exchanger import Timing, is_sampled
-from paceline.update.monitor import Monitor
+from paceline.update.exchange.exchanger import Timing
+from paceline.update.monitor import Monitor, is_sampled
 from paceline.update.server.protocol import PendingExchange, ShardRequest
 from paceline.update.server.shard import LEDGER_SHARD, LOCAL_SETTINGS, GroupSettings
 from paceline.update.server.simulated_service import SimulatedService
