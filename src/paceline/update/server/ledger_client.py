@@ -280,7 +280,7 @@ class SocketLedgerClient(Leases):
         """Tell a new keeper which samples this worker holds."""
         if self._report_due:
             self._report_due = False
-            held = [*self._durability.marks, *self._data.holding()]
+            held = [*self._durability.kept.marks, *self._data.holding()]
             self._tell(FrameKind.HOLDS, (), [list(mark) for mark in held])
 
     # -- keeping: the threads that serve ----------------------------------------------------------

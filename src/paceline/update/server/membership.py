@@ -183,6 +183,10 @@ class ServiceContext:
         if self.failure is not None:
             raise self.failure
 
+    def lost_error(self, text: str) -> PeerLostError:
+        """The error of workers that are lost, signed by this worker."""
+        return PeerLostError(self.world.sign(text))
+
     def send(
         self,
         channel: Channel,
@@ -191,10 +195,9 @@ class ServiceContext:
         body: Tensor | None = None,
         note: Any = None,
         deadline_s: float | None = None,
-        meanwhile: Callable[[], object] | None = None,
     ) -> None:
         """Send a frame and count its bytes; the default deadline is the user's."""
-        self.send_all(channel, [(kind, numbers, body, note)], deadline_s, meanwhile)
+        self.send_all(channel, [(kind, numbers, body, note)], deadline_s)
 
     def send_all(
         self,
@@ -232,35 +235,26 @@ class Quorum:
     """
 
     def __init__(self, size: int, settle_s: float) -> None:
-        self._counted, self._settle_s = set(range(size)), settle_s
+        self.counted, self._settle_s = set(range(size)), settle_s
         self._missed: dict[int, float] = {}
 
     def gone(self, rank: int) -> None:
         """Note that `rank` has certainly stopped."""
-        self._counted.discard(rank)
+        self.counted.discard(rank)
         self._missed.pop(rank, None)
-
-    def counts(self, rank: int) -> bool:
-        """Whether `rank` counts: it may live."""
-        return rank in self._counted
 
     def missed(self, rank: int, now: float) -> bool:
         """Note that `rank` may have stopped; whether the remaining workers may go on."""
         if self._missed and now - max(self._missed.values()) > self._settle_s:
-            self._counted -= set(self._missed)
+            self.counted -= set(self._missed)
             self._missed.clear()
-        if rank in self._counted:
+        if rank in self.counted:
             self._missed[rank] = now
-        return majority(self._counted - set(self._missed), self._counted)
+        return majority(self.counted - set(self._missed), self.counted)
 
     def without(self, rank: int) -> bool:
         """Whether the other workers might have gone on if they missed `rank`."""
-        return majority(self._counted - {rank}, self._counted)
-
-    @property
-    def counted(self) -> int:
-        """How many workers count."""
-        return len(self._counted)
+        return majority(self.counted - {rank}, self.counted)
 
 
 def identity() -> Identity:
@@ -347,7 +341,7 @@ class Failures:
                 members.left.add(rank)
                 return
             was_lost = rank in members.lost
-            if was_lost and not self._quorum.counts(rank):
+            if was_lost and rank not in self._quorum.counted:
                 return
         gone = is_gone(self._identities[rank])  # first: this process may be stopped meanwhile
         if context.stall_detector.paused(began - DYING_S):
@@ -358,7 +352,8 @@ class Failures:
         with context.changed:
             if context.over:
                 return
-            if gone and self._quorum.counts(rank) and rank in members.lost:  # declared by a worker that was not certain
+            # A worker that was not certain declared it lost: pass the certainty on.
+            if gone and rank in self._quorum.counted and rank in members.lost:
                 self._quorum.gone(rank)
                 self.on_gone(rank, members.lost[rank])
         if not members.done_with(rank):
@@ -413,36 +408,28 @@ class Failures:
 
     def _fail_as_minority(self, rank: int, why: str) -> None:
         """Fail, because this side of a network partition may not go on."""
-        world = self._context.world
-        name = world.name(rank)
+        name, counted = self._context.world.name(rank), len(self._quorum.counted)
         self._context.fail(
-            PeerLostError(
-                world.sign(
-                    f"this worker is cut off from most of the {self._quorum.counted} workers ({name}: {why}), which "
-                    "may go on without it, so it stops; of two halves the one with the lowest rank goes on"
-                )
+            self._context.lost_error(
+                f"this worker is cut off from most of the {counted} workers ({name}: {why}), which "
+                "may go on without it, so it stops; of two halves the one with the lowest rank goes on"
             )
         )
 
     def _fail_without_replica(self, rank: int, why: str) -> None:
         """Fail, because shards are lost with their owner: an owner and its neighbour have died."""
-        world = self._context.world
+        world, before = self._context.world, sorted(set(self._context.membership.lost) - {rank})
         self._context.fail(
-            PeerLostError(
-                world.sign(
-                    f"{world.name(rank)} is lost ({why}), and no other worker has a replica of its slices since "
-                    f"{world.names(sorted(set(self._context.membership.lost) - {rank}))} was lost before; "
-                    "start the run again from its last checkpoint"
-                )
+            self._context.lost_error(
+                f"{world.name(rank)} is lost ({why}), and no other worker has a replica of its slices since "
+                f"{world.names(before)} was lost before; start the run again from its last checkpoint"
             )
         )
 
     def _declared_lost(self, why: str) -> None:
         self._context.fail(
-            PeerLostError(
-                self._context.world.sign(
-                    f"the other workers went on without this one ({why}); its last steps are not in the model. "
-                    "Start it again, or give a longer timeout_s"
-                )
+            self._context.lost_error(
+                f"the other workers went on without this one ({why}); its last steps are not in the model. "
+                "Start it again, or give a longer timeout_s"
             )
         )

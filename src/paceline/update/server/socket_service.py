@@ -93,7 +93,7 @@ class SocketService:
         self.durability = Durability(self.context, self.peers, data.bounded, data.clients, done)
         self.ledger_client = SocketLedgerClient(self.context, self.peers, self.failures, self.durability, data)
         self.leases: Leases = self.ledger_client
-        self.secure, self.replicate_anew = self.ledger_client.secure, self.durability.renew
+        self.secure, self.replicate_anew = self.ledger_client.secure, self.durability.replicas.renew
         self.shards = ShardService(self.context, self.failures)
         self._pending: dict[int, PendingExchange] = {}  # by number
         self._clocks: dict[int, int] = {}  # shard -> the clock of this worker's last push to it
@@ -324,12 +324,9 @@ class SocketService:
         while True:
             self.context.check()
             if of_all and self.members.lost:
-                world = self.context.world
-                raise PeerLostError(
-                    world.sign(
-                        f"{world.names(sorted(self.members.lost))} left, and workers can no longer "
-                        "come to one point together, which a checkpoint needs; start again from the last one"
-                    )
+                raise self.context.lost_error(
+                    f"{self.context.world.names(sorted(self.members.lost))} left, and workers can no longer "
+                    "come to one point together, which a checkpoint needs; start again from the last one"
                 )
             with self.context.changed:
                 missing = [rank for rank in self.members.live if not ready(rank)]
@@ -383,7 +380,7 @@ class SocketService:
             self.durability.safe(rank, [(shard, *safe)])
             self.answered(number, shard, version, delay, frame.note, rank)
         elif frame.kind == FrameKind.KEPT:
-            self.durability.replica_kept(*frame.numbers[:2])
+            self.durability.replicas.kept(*frame.numbers[:2])
         elif frame.kind == FrameKind.LEASED:
             self.ledger_client.answered(frame.numbers)
 
@@ -411,11 +408,11 @@ class OwnPeer(SendQueue):
             if not answer.may_start:  # what this worker says next must not wait for that
                 self._held.append((pending, request, delay))
                 self._put(self._release)  # clocks may have changed before it was held
-                durability.applied(shard)
+                durability.replicas.pushed(shard)
                 return
         self._answer(pending, request, delay)
         if request.values is not None:
-            durability.applied(shard)
+            durability.replicas.pushed(shard)
 
     def _release(self) -> None:
         """Answer the pushes after which this worker may go on."""
@@ -432,7 +429,7 @@ class OwnPeer(SendQueue):
         server, durability = self._service.context.server, self._service.durability
         reader = NO_READER if pending.peeks else rank
         version = server.read(shard, reader, request.out, after_push=request.values is not None)
-        durability.safe(rank, [(shard, *durability.up_to(shard, rank))])
+        durability.safe(rank, [(shard, *durability.replicas.safe(shard, rank))])
         self._service.answered(pending.number, shard, version, delay, None, rank)
 
     def _write(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
@@ -540,7 +537,7 @@ class PeerServer:
             self._server.keep_replica(frame.note, frame.body)
             self._context.send(self._channel, FrameKind.KEPT, numbers[:2])
         elif frame.kind == FrameKind.SECURE:
-            service.durability.wanted(self._rank)
+            service.durability.replicas.want(self._rank)
         elif frame.kind == FrameKind.SAFE:
             service.durability.safe(self._rank, frame.note)
         elif frame.kind == FrameKind.CLOCKS:
@@ -569,14 +566,14 @@ class PeerServer:
             keeps = out is not None and self._server.reads_before
             self._held.append(_Held(shard, answer.delay, pending, out.clone() if keeps and out is not None else out))
             self._waker.wake()  # clocks may have changed before it was held
-        self._service.durability.applied(shard)
+        self._service.durability.replicas.pushed(shard)
 
     def _answer_push(self, held: _Held) -> None:
         version = self._server.read(held.shard, self._rank, held.out, after_push=True)
         self._answer(held.shard, version, held.delay, held.pending, held.out)
 
     def _answer(self, shard: int, version: int, delay: int, pending: int, out: Tensor | None) -> None:
-        safe = self._service.durability.up_to(shard, self._rank)
+        safe = self._service.durability.replicas.safe(shard, self._rank)
         news = self._server.news(shard, self._rank)
         self._context.send(self._channel, FrameKind.ANSWER, (shard, version, delay, pending, *safe), out, news)
 
