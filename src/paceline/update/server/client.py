@@ -600,18 +600,11 @@ class GradientClient(Client):
 
 
 class DeltaClient(Client):
-    """Pushes deltas, or the parameters themselves; the optimizer steps here.
-
-    Args:
-        optimizer: its state is reset where the parameters are inf or nan.
-        context: of this client.
-        elastic: how worker and center pull each other, where the rule pushes parameters.
-        workers: N.
-    """
+    """Pushes deltas, or the parameters themselves; the optimizer steps here."""
 
     def __init__(self, optimizer: Optimizer, context: ClientContext, elastic: Elastic | None, workers: int) -> None:
         super().__init__(optimizer, context)
-        self._elastic, self._workers = elastic, workers
+        self._elastic, self._workers = elastic, workers  # elastic: where the rule pushes parameters
         self._base = [span.pulled.clone() for span in self.spans]
         self._then = [host(span.fragment) for span in self.spans]
         self._now = [host(span.fragment) for span in self.spans]

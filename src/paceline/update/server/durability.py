@@ -139,14 +139,10 @@ class _Entry:
 
 
 class UnsafePushes:
-    """The pushes that a worker keeps, because it may have to send them again; not thread-safe.
-
-    Args:
-        clients: how many push what they made of the same samples; the first one pushes to the first shard.
-    """
+    """The pushes that a worker keeps, because it may have to send them again; not thread-safe."""
 
     def __init__(self, clients: int = 1) -> None:
-        self.clients = clients
+        self.clients = clients  # push what they made of the same samples; the first one pushes to the first shard
         self._order: deque[_Entry] = deque()
         self._by_shard: dict[int, deque[_Entry]] = {}
         self._last: list[Mark] = []  # of the newest safe push, whose samples other clients may still push

@@ -48,13 +48,7 @@ def silence(timeout_s: float) -> float:
 
 
 class ServerMembership:
-    """Which workers take part, which shards each owns, and when each was last active.
-
-    Args:
-        rank: this worker.
-        size: number of workers.
-        owners: shard -> rank of its owner.
-    """
+    """Which workers take part, which shards each owns, and when each was last active."""
 
     def __init__(self, rank: int, size: int, owners: dict[int, int]) -> None:
         self.rank, self.size, self.owners = rank, size, owners
@@ -92,11 +86,7 @@ class ServerMembership:
 
 
 class StallDetector:
-    """Detects that this process was stopped: no worker is lost for its silence in that time.
-
-    Args:
-        timeout_s: the user's timeout.
-    """
+    """Detects that this process was stopped: no worker is lost for its silence in that time."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s, self._lock = timeout_s, runtime.Lock()
@@ -227,12 +217,7 @@ def majority(alive: set[int], counted: set[int]) -> bool:
 
 
 class Quorum:
-    """The workers that count for a majority.
-
-    Args:
-        size: number of workers.
-        settle_s: seconds after which missed workers no longer count.
-    """
+    """The workers that count for a majority; missed ones no longer do after `settle_s` seconds."""
 
     def __init__(self, size: int, settle_s: float) -> None:
         self.counted, self._settle_s = set(range(size)), settle_s
@@ -310,21 +295,15 @@ GOODBYE_S = 2.0
 class Failures:
     """Declares workers lost, and stops this one where the other workers declared it lost.
 
-    Args:
-        context: of the service.
-        identities: the processes of all workers, by rank.
-
-    Attributes:
-        on_loss: called with a lost worker, why it is lost, whether it has certainly stopped, and the shards that it
-            owned, which belong to the keeper of their replicas by then; `changed` is held.
-        on_gone: called with a lost worker that has certainly stopped, and why it is lost, where that was not known when
-            it was declared lost; `changed` is held.
+    Both callbacks are called while `changed` is held.
     """
 
     def __init__(self, context: ServiceContext, identities: Sequence[Identity]) -> None:
-        self._context, self._identities = context, identities
+        self._context, self._identities = context, identities  # the processes of all workers, by rank
         self._quorum = Quorum(context.membership.size, context.timeout_s)
+        # called with a lost worker, why, whether it has certainly stopped, and its shards, which have new owners by then
         self.on_loss: Callable[[int, str, bool, list[int]], None] = lambda rank, why, gone, moved: None
+        # called with a lost worker, and why it is lost, where it is certain only now that it has stopped
         self.on_gone: Callable[[int, str], None] = lambda rank, why: None
 
     def connection_ended(self, rank: int, why: str) -> None:
@@ -362,10 +341,7 @@ class Failures:
     def declare_lost(self, rank: int, why: str, gone: bool = False) -> None:
         """Go on without a worker: its neighbour takes over its shards.
 
-        Args:
-            rank: of the lost worker.
-            why: for messages.
-            gone: whether it has certainly stopped; else it may go on, on the other side of a network partition.
+        Unless it has certainly stopped (`gone`), it may go on, on the other side of a network partition.
         """
         context, members = self._context, self._context.membership
         with context.changed:

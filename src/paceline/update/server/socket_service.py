@@ -52,40 +52,24 @@ from paceline.update.server.shard import LEDGER_SHARD, NO_READER, GroupSettings,
 
 
 class SocketService:
-    """A worker's connections to the owners of shards, and its own serving.
-
-    Args:
-        transport: the connection over which workers find each other.
-        server: the shards that this worker owns.
-        owners: shard -> rank.
-        data: where this worker's samples come from.
-        timeout_s: deadline of every wait for another worker, seconds.
-        tls: certificates, where the network is not trusted.
-        reports: takes reports about lost workers, from any thread.
-
-    Attributes:
-        leases: this worker's access to the ledger of the data.
-        secure: waits until no push of this worker can be lost with one owner (`SocketLedgerClient.secure`).
-        replicate_anew: replicates this worker's shards after a checkpoint replaced them; call before `barrier`.
-        taking: context without failovers, in which pulled values and the ledger's news are consistent.
-    """
+    """A worker's connections to the owners of shards, and its own serving."""
 
     ledger_client: SocketLedgerClient
 
     def __init__(
         self,
-        transport: Transport,
-        server: ShardServer,
-        owners: dict[int, int],
-        data: DataAccess,
-        timeout_s: float,
+        transport: Transport,  # over which workers find each other
+        server: ShardServer,  # the shards that this worker owns
+        owners: dict[int, int],  # shard -> rank
+        data: DataAccess,  # where this worker's samples come from
+        timeout_s: float,  # deadline of every wait for another worker
         tls: TLS | None,
         reports: Monitor,
     ) -> None:
         world = transport.world
         self.members = ServerMembership(world.rank, world.size, owners)
         self.context = ServiceContext(transport, server, self.members, reports, timeout_s)
-        self.taking = self.context.changed
+        self.taking = self.context.changed  # without failovers pulled values and the ledger's news agree
         self.failures = Failures(self.context, transport.gather_json(identity()))
         incoming: dict[int, Channel] = {}
         self.peers = Peers(self.context, incoming)
@@ -93,6 +77,7 @@ class SocketService:
         self.durability = Durability(self.context, self.peers, data.bounded, data.clients, done)
         self.ledger_client = SocketLedgerClient(self.context, self.peers, self.failures, self.durability, data)
         self.leases: Leases = self.ledger_client
+        # `replicate_anew` comes before `barrier`, once a checkpoint has replaced the shards
         self.secure, self.replicate_anew = self.ledger_client.secure, self.durability.replicas.renew
         self.shards = ShardService(self.context, self.failures)
         self._pending: dict[int, PendingExchange] = {}  # by number
@@ -315,10 +300,7 @@ class SocketService:
     def _wait_for(self, ready: Callable[[int], bool], what: str, of_all: bool | None = None) -> None:
         """Wait until all live workers are ready; declare workers that are silent for too long lost.
 
-        Args:
-            ready: of a rank.
-            what: a silent worker did not do.
-            of_all: at a barrier, where training goes on afterwards: whether it is one of lost workers, too.
+        `of_all`: at a barrier, where training goes on afterwards: whether it is one of lost workers, too.
         """
         began = runtime.monotonic()
         while True:
@@ -703,14 +685,10 @@ JOIN_S = 2.0
 
 
 class ServiceThreads:
-    """Daemon threads whose errors are reported.
-
-    Args:
-        failed: called with the error of a thread, for which the training thread might wait otherwise.
-    """
+    """Daemon threads whose errors are reported."""
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
-        self._failed = failed
+        self._failed = failed  # called with a thread's error, for which the training thread might wait otherwise
         self._threads: list[threading.Thread] = []
 
     def start(self, name: str, body: Callable[[], None]) -> None:
