@@ -301,7 +301,7 @@ class Failures:
     def __init__(self, context: ServiceContext, identities: Sequence[Identity]) -> None:
         self._context, self._identities = context, identities  # the processes of all workers, by rank
         self._quorum = Quorum(context.membership.size, context.timeout_s)
-        # called with a lost worker, why, whether it has certainly stopped, and its shards, which have new owners by then
+        # called with a lost worker, why, whether it has certainly stopped, and its shards, which others own by then
         self.on_loss: Callable[[int, str, bool, list[int]], None] = lambda rank, why, gone, moved: None
         # called with a lost worker, and why it is lost, where it is certain only now that it has stopped
         self.on_gone: Callable[[int, str], None] = lambda rank, why: None
