@@ -46,7 +46,7 @@ from paceline.update.server.durability import Durability, Replicas
 from paceline.update.server.ledger_client import SocketLedgerClient
 from paceline.update.server.membership import StallDetector
 from paceline.update.server.protocol import FrameKind
-from paceline.update.server.socket_service import PeerServer, ShardService, SocketService
+from paceline.update.server.socket_service import PeerServer, SocketService
 
 UNIT = 64
 
@@ -130,7 +130,7 @@ class Deaths(KillPoints):
 
     def place(self) -> None:
         """The places of the service."""
-        self.around(ShardService, "push", after="applied")
+        self.around(SocketService, "push", after="applied")
         self.around(PeerServer, "_answer", after="answered")
         self.around(Durability, "_send_replica", before="sends")
         self.around(Replicas, "kept", before="kept", after="told")

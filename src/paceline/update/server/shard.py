@@ -562,10 +562,6 @@ class ShardServer:
         found, numbered.repeated = numbered.repeated, 0
         return found
 
-    def may_start(self, number: int, rank: int) -> bool:
-        """Whether the bound on staleness lets worker `rank` go on, by the clocks of shard `number`."""
-        return self.shards[number].clocks.may_start(rank)
-
     def read(self, number: int, reader: int, out: Tensor | None, after_push: bool) -> int:
         """Answer a push or a bare pull: write the values to `out`, where given; their version."""
         shard = self.shards[number]

@@ -181,7 +181,7 @@ class SimulatedService:
         self._hub.held[owner] = []
         for entry in held:
             rank, pending, requests, delays = entry
-            if pending.clock and not all(server.may_start(request.shard, rank) for request in requests):
+            if pending.clock and not all(server.shards[request.shard].clocks.may_start(rank) for request in requests):
                 self._hub.held[owner].append(entry)
                 continue
             reader = NO_READER if pending.peeks else rank
