@@ -15,8 +15,8 @@ GOALS = {
     "attach_changes": 120,
     "share_files": 10,
     "share_changes": 35,
-    "push_files": 20,
-    "push_changes": 50,
+    "push_files": 14,
+    "push_changes": 47,
 }
 TODAY = {
     "exchange_files": 23,

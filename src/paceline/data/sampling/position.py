@@ -204,7 +204,7 @@ class Position:
             "epoch": self.epoch,
             "passes": [
                 [epoch, one.cut and list(one.cut), one.batches, one.entered, (one.shard_progress or _NOWHERE).state()]
-                for epoch, one in self._rows()
+                for epoch, one in sorted(self._passes.items())
             ],
             "rest": [[epoch, rest.state()] for epoch, rest in self.rest.items()],
             "played": [[epoch, start] for epoch, start in self.played.items()],
