@@ -101,7 +101,10 @@ def worker(environment: Environment) -> Worker | None:
         UnsupportedError: the variables are invalid, or lack the store's address.
     """
     if all(name in environment for name in LAUNCHER_VARIABLES):
-        return _launched(environment)
+        rank, size = number(environment, "RANK"), number(environment, "WORLD_SIZE")
+        place = number(environment, "LOCAL_RANK", 0), number(environment, "LOCAL_WORLD_SIZE", 1)
+        master = environment["MASTER_ADDR"], number(environment, "MASTER_PORT")
+        return Worker("the launcher", rank, size, *place, master, env=True)
     task = slurm_worker(environment)
     first = None if task is None else task.master
     process = open_mpi(environment, first)
@@ -113,27 +116,11 @@ def worker(environment: Environment) -> Worker | None:
 
 
 def mpi_process(environment: Environment) -> Worker | None:
-    """This process among those of `mpiexec` or `mpirun`, where that has started several and no other launcher has.
-
-    Raises:
-        UnsupportedError: the variables are invalid.
-    """
+    """This process among those of `mpiexec` or `mpirun`, where that has started several and no other launcher has."""
     if "PMI_RANK" not in environment and "OMPI_COMM_WORLD_RANK" not in environment:
         return None
     result = worker({**environment, "PACELINE_TRANSPORT": "mpi"})
     return result if result is not None and result.says in (HYDRA, OPEN_MPI) else None
-
-
-def _launched(environment: Environment) -> Worker:
-    return Worker(
-        "the launcher",
-        number(environment, "RANK"),
-        number(environment, "WORLD_SIZE"),
-        number(environment, "LOCAL_RANK", 0),
-        number(environment, "LOCAL_WORLD_SIZE", 1),
-        (environment["MASTER_ADDR"], number(environment, "MASTER_PORT")),
-        env=True,
-    )
 
 
 def hosts(environment: Environment) -> Hosts | None:

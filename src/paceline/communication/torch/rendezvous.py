@@ -39,6 +39,17 @@ def launched_worker() -> Worker | None:
     return schedulers.worker(os.environ)
 
 
+def required_worker(what: str) -> Worker:
+    """The same; UnsupportedError if no launcher started several, which `what` needs."""
+    worker = launched_worker()
+    if worker is None:
+        raise UnsupportedError(
+            f"{what} needs a launcher or a group, and {', '.join(schedulers.LAUNCHER_VARIABLES)} are not all set; "
+            "start with `paceline run` or `torchrun`, or call torch.distributed.init_process_group before attach"
+        )
+    return worker
+
+
 def address() -> str | None:
     """The address of the store, None if unknown."""
     if _met:

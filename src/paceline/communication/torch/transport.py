@@ -30,11 +30,9 @@ from paceline.communication.base import (
     world_within,
 )
 from paceline.communication.calls import AGREEMENT
-from paceline.communication.schedulers import LAUNCHER_VARIABLES
 from paceline.communication.torch import rendezvous
 from paceline.communication.torch.groups import Begin, Connection, GroupHolder
 from paceline.core.world import World, host_name
-from paceline.errors import UnsupportedError
 
 _opened: Counter[str] = Counter()  # connections so far, by their members: the same on every member
 
@@ -190,12 +188,7 @@ def fresh_name(ranks: list[int]) -> str:
 
 
 def _join_launcher(timeout: timedelta) -> None:
-    worker = rendezvous.launched_worker()
-    if worker is None:
-        raise UnsupportedError(
-            f"no launcher has started this process ({', '.join(LAUNCHER_VARIABLES)} are not all set); start with "
-            "`paceline run` or `torchrun`, or call torch.distributed.init_process_group before attach"
-        )
+    worker = rendezvous.required_worker("a connection of several processes")
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(worker.local_rank % torch.cuda.device_count())

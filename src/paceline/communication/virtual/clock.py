@@ -58,7 +58,6 @@ class Clock:
         network: seconds of a message between two workers: a number, or a function of (source, to, bytes, generator).
         seed: of the random durations.
         now: simulated seconds so far; after a run, its duration.
-        happened: events so far.
     """
 
     compute: float | Sequence[float] | Compute = 1.0
@@ -76,7 +75,6 @@ class Clock:
         self._number = 0
         self._messages: Counter[tuple[int, int]] = Counter()
         self._arrivals: dict[tuple[int, int], float] = {}
-        self.happened = 0
 
     def compute_s(self, rank: int, step: int) -> float:
         """Seconds that worker `rank` takes for its minibatch `step`."""
@@ -121,7 +119,6 @@ class Clock:
         if not self._events:
             return False
         self.now, _, _, _, then = heapq.heappop(self._events)
-        self.happened += 1
         then()
         return True
 
