@@ -34,7 +34,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -57,15 +57,11 @@ STORE_GONE_S = 30.0
 """Seconds that an operation may take after the store is gone: rank 0 may have ended well and left its last data."""
 
 
+@dataclass(eq=False)
 class GroupHolder:
-    """Holds the only reference to a group, so that it can be dropped.
+    """Holds the only reference to a `dist.ProcessGroup`, so that it can be dropped; None then."""
 
-    Attributes:
-        group: the `dist.ProcessGroup`; None once it is dropped.
-    """
-
-    def __init__(self, group: Any) -> None:
-        self.group = group
+    group: Any
 
 
 @dataclass(eq=False)
@@ -171,8 +167,10 @@ class Connection:
         kinds = dist.ProcessGroup.BackendType
         group._set_default_backend(kinds.GLOO if "gloo" in self.backend else kinds.NCCL)
         if "gloo" in self.backend:
-            gloo, port = with_port(lambda: dist.ProcessGroupGloo(_under("cpu", store), rank, size, timeout))
-            self._ports |= {port} if port is not None else set()
+            before = _listening()
+            gloo = dist.ProcessGroupGloo(_under("cpu", store), rank, size, timeout)
+            new = _listening() - before
+            self._ports |= new if len(new) == 1 else set()  # else another thread has begun to listen meanwhile
             group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
         if "nccl" in self.backend:
             options = dist.ProcessGroupNCCL.Options()
@@ -368,16 +366,7 @@ def first_line(error: BaseException) -> str:
 # one accepts the other's connection there. So a process finds the connections that its group has accepted by their
 # local port, and shuts them down: the operations of both members fail at once.
 
-Made = TypeVar("Made")
 DESCRIPTORS = "/dev/fd"
-
-
-def with_port(build: Callable[[], Made]) -> tuple[Made, int | None]:
-    """What `build` makes, and the port at which it listens; None if another thread has begun to listen meanwhile."""
-    before = _listening()
-    made = build()
-    new = _listening() - before
-    return made, new.pop() if len(new) == 1 else None
 
 
 def shut_down(ports: set[int]) -> None:

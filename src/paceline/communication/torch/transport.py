@@ -133,23 +133,19 @@ class ProcessTransport(SubgroupTransport["ProcessTransport"]):
     def send(self, x: Tensor, to: int) -> Pending:
         check_other(self.world, to, "send to")
         self.count("send", x)
-        return self._message(f"send to {self._name_of(to)}", lambda group: group.send([x], to, 0))
+        name = f"send to {self._connection.world.name(self._ranks[to])}"
+        return self._start(name, lambda group: group.send([x], to, 0), collective=False)
 
     def receive(self, x: Tensor, source: int) -> Pending:
         check_other(self.world, source, "receive from")
-        return self._message(f"receive from {self._name_of(source)}", lambda group: group.recv([x], source, 0))
+        name = f"receive from {self._connection.world.name(self._ranks[source])}"
+        return self._start(name, lambda group: group.recv([x], source, 0), collective=False)
 
-    def _name_of(self, rank: int) -> str:
-        return self._connection.world.name(self._ranks[rank])
-
-    def _start(self, operation: str, begin: Begin, then: Callable[[], None] | None = None) -> Pending:
-        return self._connection.start(self._holder, self._named(operation), begin, then, collective=True)
-
-    def _message(self, operation: str, begin: Begin) -> Pending:
-        return self._connection.start(self._holder, self._named(operation), begin, None, collective=False)
-
-    def _named(self, operation: str) -> str:
-        return operation if self.call == AGREEMENT else f"{operation} for {self.call}"
+    def _start(
+        self, operation: str, begin: Begin, then: Callable[[], None] | None = None, collective: bool = True
+    ) -> Pending:
+        name = operation if self.call == AGREEMENT else f"{operation} for {self.call}"
+        return self._connection.start(self._holder, name, begin, then, collective)
 
     def close(self) -> None:
         if self._parent is None:

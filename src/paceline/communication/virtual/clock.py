@@ -86,13 +86,6 @@ class Clock:
             seconds = self.compute
         return _duration(seconds, f"minibatch {step} of worker {rank}")
 
-    def network_s(self, source: int, to: int, nbytes: int) -> float:
-        """Seconds that the next message from `source` to `to` takes; 0 within a worker."""
-        if source == to:
-            return 0.0
-        self._messages[source, to] += 1
-        return self.message_s(source, to, nbytes, self._messages[source, to])
-
     def message_s(self, source: int, to: int, nbytes: int, number: int) -> float:
         """Seconds that message `number` from `source` to `to` takes; it is not counted."""
         if not callable(self.network):
@@ -106,7 +99,11 @@ class Clock:
 
     def carry(self, source: int, to: int, nbytes: int, then: Callable[[], None]) -> None:
         """Call `then` when a message from `source` arrives at `to`; messages between two workers keep their order."""
-        arrives = max(self.now + self.network_s(source, to, nbytes), self._arrivals.get((source, to), 0.0))
+        seconds = 0.0  # within a worker
+        if source != to:
+            self._messages[source, to] += 1
+            seconds = self.message_s(source, to, nbytes, self._messages[source, to])
+        arrives = max(self.now + seconds, self._arrivals.get((source, to), 0.0))
         self._arrivals[source, to] = arrives
         self._put(arrives, _MESSAGE, source, then)
 
