@@ -127,7 +127,8 @@ class StackedBlocks:
         self._measures = measures or rule.follows_diversity
         self._rule, self._schedule, self._optimizer, self._workers = rule, rule.blocks, stacked, workers
         self._choice = rule.delta.resolve(optimizer)
-        rule.delta.fit(stacked, workers)
+        if workers > 1:
+            rule.delta.fit(stacked)
         self._moments = moments(optimizer) if self._choice in ("average", "compensate") else ()
         self._look()
         self._parts = {p: _Part(p, p.detach()[0].clone(), {}) for p in self._everything}
