@@ -7,6 +7,7 @@ import builtins
 import re
 import textwrap
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -437,10 +438,10 @@ def test_a_process_in_which_nothing_was_attached_before_splits_every_pass(
 ) -> None:
     """What notices forgotten loaders in programs of two lines does not come between zero lines and the program."""
     before = DataLoader.__iter__
-    monkeypatch.setattr(DataLoader, "__iter__", before)  # both as they were, afterwards
-    monkeypatch.setattr(LRScheduler, "step", LRScheduler.step)
-    uncached = mistakes._patch_loaders_and_schedulers.__wrapped__
-    monkeypatch.setattr(mistakes, "_patch_loaders_and_schedulers", uncached)
+    for owner, name in (DataLoader, "__iter__"), (DataLoader, "__len__"), (LRScheduler, "step"):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # as they were, afterwards
+    patch = cache(mistakes._patch_loaders_and_schedulers.__wrapped__)  # not yet called
+    monkeypatch.setattr(mistakes, "_patch_loaders_and_schedulers", patch)
     source = (
         "loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)\nfor epoch in range(3):\n    seen.append([])\n"
     )
