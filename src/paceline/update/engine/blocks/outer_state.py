@@ -739,14 +739,14 @@ def cut_states(
     them; so has each chunk of an exchange that keeps its contribution. Other chunks share a few wire buffers.
 
     Args:
-        numbers: of the block; their rule gives the number of chunks and their codec.
+        numbers: of the block; their rule gives the codec.
         measured: whether the norms of contributions are taken.
     """
     pieces: list[tuple[OuterState, int, int]] = []
     total = sum(state.numel for state in states)
-    rule, codec, overlapped = numbers.rule, numbers.rule.codec, numbers.rule.schedule.overlap > 0
+    codec, overlapped = numbers.rule.codec, numbers.rule.schedule.overlap > 0
     for state in states:
-        wanted = max(1, round(rule.common.chunks * state.numel / max(total, 1)))
+        wanted = max(1, round(exchanger.chunks * state.numel / max(total, 1)))
         ranges = cut(state.layout, wanted, Dense() if state.lossless else codec, exchanger.transport.coarse)
         pieces += [(state, begin, end) for begin, end in ranges]
     wires: dict[tuple[torch.dtype, torch.device, int], Tensor] = {}
