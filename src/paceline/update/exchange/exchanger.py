@@ -253,11 +253,7 @@ class StartedExchange(Protocol):
 
 
 class Exchanger:
-    """Starts exchanges over one transport, one after another.
-
-    Args:
-        overlapped: whether the next block computes while an exchange is under way.
-    """
+    """Starts exchanges over one transport, one after another; `overlapped`: while the next block computes."""
 
     keeps = False  # whether an exchange keeps its contribution, in the memory of the chunks, until it is applied
 
@@ -297,14 +293,9 @@ class Exchanger:
         checksum: Callable[[], int],
         overlapped: bool = False,
     ) -> StartedExchange:
-        """Send the header and the first chunks.
-
-        Args:
-            chunks: its payload; a worker without one contributes zeros if another worker brings one.
-            number: counts the exchanges of this payload, for codecs whose first exchanges differ.
-            checksum: computes the header's checksum again, where the exchange is repeated.
-            overlapped: whether all chunks are sent now, and the next block computes meanwhile.
-        """
+        """Send the header and the first chunks, or all if `overlapped`. A worker without a payload contributes zeros if
+        another one brings it. `number` counts the exchanges of this payload, for codecs whose first exchanges differ;
+        `checksum` computes the header's again, where the exchange is repeated."""
         pending_header, (early, self.early) = self.open(header), (self.early, [])
         factor, left = header.factor, chunks[len(early) :] if header.brings else ()
         if not header.brings and not pending_header.summary().empty:
@@ -509,15 +500,8 @@ class InFlightExchange:
     # -- apply ------------------------------------------------------------------------------------
 
     def finish(self, made: int = 0) -> ExchangeSummary:
-        """Apply all of it.
-
-        Args:
-            made: minibatches made since it began, with overlap.
-
-        Raises:
-            DesyncError, MismatchError, NonFiniteError: on every worker, with nothing applied.
-            PeerLostError: a worker did not take part.
-        """
+        """Apply all of it; `made`: minibatches made since it began, with overlap. Raises `DesyncError`, `MismatchError`
+        or `NonFiniteError` on every worker, with nothing applied; `PeerLostError` where one did not take part."""
         transport, overlapped = self._exchanger.transport, self.overlapped
         began = transport.now() if overlapped else 0.0
         summary: ExchangeSummary | None = None

@@ -233,11 +233,8 @@ class FragmentState:
 
 
 class BlockUpdate:
-    """Block payloads of one fragment: its parameters, buffers and moments under one rule.
-
-    Args:
-        shards: the processes that hold this worker's parameters, of all fragments.
-    """
+    """Block payloads of one fragment: its parameters, buffers and moments under one rule; `shards`: the processes that
+    hold this worker's parameters, of all fragments."""
 
     def __init__(
         self,
