@@ -125,9 +125,9 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         tuner.begin(lambda: (engine.exchanged if engine is not None else 0, progress.steps))
         checkpointer = _checkpointer(context, membership, state) if settings.checkpoint is not None else None
         due = partial(_due_step, checkpointer, observers) if checkpointer is not None else None
-        loaders.begin(engine.leases if engine is not None else None, due)
         if isinstance(engine, Engine):
             _meet_after_passes(context, engine, state, checkpointer)
+        loaders.begin(engine.leases if engine is not None else None, due)
         hooks = StepHooks(context, engine, mistakes, checkpointer)
         on_error.pop_all()
     return RunParts(context, membership, state, engine, mistakes, sinks, checkpointer, hooks)
@@ -172,19 +172,19 @@ def _meet_after_passes(
         if checkpointer is not None:
             checkpointer.passed()
 
-    loaders.meet(lambda: context.trains, pass_over)
     transport.before_calls(loaders.settle)
+    loaders.meet(lambda: context.trains, pass_over)
     engine.handover.included = lambda: state.included
 
 
 def start(parts: RunParts, run: Any) -> None:
     """Hook the optimizers of `run`, load the state that live workers sent, and write the first event."""
-    context = parts.context
+    context, elastic = parts.context, parts.elastic
     parts.hooks.install(run)
     for observer in context.observers:
         observer.begin(context, parts.engine, parts.checkpointer, run.close)
-    if parts.elastic is not None:
-        parts.state.take_over(parts.elastic, parts.checkpointer)
+    if elastic is not None:
+        parts.state.take_over(elastic, parts.checkpointer)
     if parts.checkpointer is not None:
         parts.state.watch_frozen()
     parts.hooks.begin()

@@ -29,10 +29,10 @@ def check_arguments(model: Modules, optimizer: Any, rule: Rule, settings: Settin
     check_model(model)
     reshard(model)
     named = trainable(model)
-    owned = own_parameters(named, optimizers)
     sharded = next((name for name, parameter in named if is_sharded(parameter)), "")
-    check_rule(rule, owned)
+    owned = own_parameters(named, optimizers)
     check_growth(rule, settings.control is not None)
+    check_rule(rule, owned)
     if sharded:
         check_shards(settings, sharded)
     if settings.scaler is not None:
@@ -218,17 +218,6 @@ def check_together(rule: Rule, settings: Settings, sharded: str, world: World) -
     for why, wrong in refused.items():
         if wrong:
             raise UnsupportedError(world.sign(f"{rule.text()}: {why}"))
-
-
-def check_loader(loader: Any, world: World) -> None:
-    """Refuse objects that are not iterables of batches."""
-    if isinstance(loader, nn.Module) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
-        raise UnsupportedError(
-            world.sign(
-                "run.share takes a DataLoader, or an iterable of batches that every worker sees in the same order, "
-                f"got a {type(loader).__name__}"
-            )
-        )
 
 
 def why_unprobed(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> str:

@@ -138,19 +138,20 @@ class Monitor:
     def attached(self, rule: str, parameters: int, buffers: int) -> None:
         """Write the first line: the worker, its host, the rule."""
         world = self._transport.world
-        self.note(
-            "attach",
-            size=world.size,
-            host=world.host,
-            rule=rule,
-            transport=self._transport.name,
-            parameters=parameters,
-            buffers=buffers,
-            version=__version__,
-            unix_s=time.time(),
-            cores=os.cpu_count(),
-            **this_process(),
-        )
+        with self._lock:
+            self._event_log.write(
+                "attach",
+                size=world.size,
+                host=world.host,
+                rule=rule,
+                transport=self._transport.name,
+                parameters=parameters,
+                buffers=buffers,
+                version=__version__,
+                unix_s=time.time(),
+                cores=os.cpu_count(),
+                **this_process(),
+            )
 
     def waited(self, seconds: float) -> None:
         """Count seconds of waiting for a batch; those of other threads (prefetching) do not count."""

@@ -293,6 +293,7 @@ class VirtualTransport(Transport):
         rank: this worker's place among them.
         parent: the connection of which this one is a subgroup.
         place: identifies this set of members.
+        world: this worker among them, where it is known.
     """
 
     name = "virtual"
@@ -307,9 +308,12 @@ class VirtualTransport(Transport):
         rank: int,
         parent: VirtualTransport | None = None,
         place: str = "",
+        world: World | None = None,
     ) -> None:
         hosts, member = cluster.hosts, members[rank]
-        super().__init__(world_within(World(member, cluster.size, 0, 1, hosts[member], hosts), members), parent)
+        super().__init__(
+            world or world_within(World(member, cluster.size, 0, 1, hosts[member], hosts), members), parent
+        )
         self.cluster: Cluster = cluster
         self.members, self.member = tuple(members), member
         self.place, self._parts = place, 0
@@ -322,7 +326,7 @@ class VirtualTransport(Transport):
 
     def clone(self) -> VirtualTransport:
         """A connection with a byte count of its own."""
-        return VirtualTransport(self.cluster, self.members, self.world.rank)
+        return VirtualTransport(self.cluster, self.members, self.world.rank, world=self.world)
 
     def now(self) -> float:
         return time.perf_counter() - self.cluster.away_s[self.member]
@@ -343,13 +347,13 @@ class VirtualTransport(Transport):
 
     def all_reduce(self, x: Tensor) -> Pending:
         total = self.cluster.exchange(self, f"all_reduce of {x.numel()}", x, _sum_in_rank_order)
-        x.copy_(total)
         self.count("all_reduce", x)
+        x.copy_(total)
         return CompletedOperation()
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
-        self.count("reduce_scatter", x)
         total = self.cluster.exchange(self, f"reduce_scatter of {x.numel()}", x, _sum_in_rank_order)
+        self.count("reduce_scatter", x)
         out.copy_(total[self.world.rank])
         return CompletedOperation()
 
@@ -376,15 +380,15 @@ class VirtualTransport(Transport):
 
     def all_gather(self, out: Tensor, x: Tensor) -> Pending:
         rows = self.cluster.exchange(self, f"all_gather of {x.numel()}", x.clone(), _stacked)
-        out.copy_(rows.view_as(out))
         self.count("all_gather", x)
+        out.copy_(rows.view_as(out))
         return CompletedOperation()
 
     def broadcast(self, x: Tensor, source: int) -> Pending:
+        rows = self.cluster.exchange(self, f"broadcast of {x.numel()} from {source}", x.clone(), _all_to_each)
         if self.world.rank == source:
             self.count("broadcast", x)
-        rows = self.cluster.exchange(self, f"broadcast of {x.numel()} from {source}", x.clone(), _all_to_each)
-        if self.world.rank != source:
+        else:
             x.copy_(rows[source])
         return CompletedOperation()
 

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from paceline.core import kernels
 from paceline.rules.outer.base import Coefficients, State, written
-from paceline.rules.outer.diversity import check_power
 from paceline.rules.outer.gain import MomentumStep
 
 
@@ -55,10 +54,6 @@ class BlockMomentum(MomentumStep):
     nesterov: bool = True
     ramp: int = 0
     amplify: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.check()
-        check_power(self.amplify)
 
     def origin(self, anchor: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
         """theta^init of the block that ended; the same operation as the look-ahead, hence the same bits."""

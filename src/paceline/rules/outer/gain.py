@@ -24,7 +24,7 @@ import math
 from functools import cache
 from typing import ClassVar
 
-from paceline.core.parse import check, check_number, check_whole, is_number
+from paceline.core.parse import check, check_number, check_share, check_whole, is_number
 from paceline.errors import RuleError
 
 EXPONENT = 0.7
@@ -78,12 +78,9 @@ class MomentumStep:
     gain: float | str
     ramp: int
     amplify: float = 0.0
-    paper: ClassVar[tuple[float, float] | None] = (
-        None  # the publication's (eta, zeta); None: Chen & Huo's, which follow N
-    )
+    paper: ClassVar[tuple[float, float] | None] = None  # the publication's (eta, zeta); None where they follow N
 
-    def check(self) -> None:
-        """Raise `RuleError` for a number that cannot be."""
+    def __post_init__(self) -> None:
         gain, lr = self.gain, self.lr
         fits = gain in ("auto", "paper") or (is_number(gain) and gain > 0)
         check(fits, "gain", '"auto", "paper" or a number above 0', gain)
@@ -91,6 +88,7 @@ class MomentumStep:
             check_number("momentum", self.momentum, 0, 1)
         check(lr is None or (is_number(lr) and lr > 0), "lr", "a number above 0", lr)
         check_whole("ramp", self.ramp, 0, "of blocks")
+        check_share("amplify", self.amplify)
         if not isinstance(gain, str):
             self.eta_zeta(2)  # a gain in numbers does not depend on N
 

@@ -46,9 +46,6 @@ class Nesterov(MomentumStep):
     gain: float | str = "auto"
     ramp: int = 0
 
-    def __post_init__(self) -> None:
-        self.check()
-
     def origin(self, anchor: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
         """A block begins at theta."""
         return anchor

@@ -272,13 +272,12 @@ class Exchanger:
         devices = set(devices)
         copies = any(transport.wire_device(device) != device for device in devices)
         threads = transport.background and (self._route.stages > 1 or overlapped or copies)
+        self.sends_early = transport.background and codec.exact and not overlapped and not self.keeps
         # virtual workers add each other's tensors, so all of them stay on one stream
         sides = SideStream.beside(devices if transport.cluster is None else ())
         self._pipeline = Pipeline(threads, self._route.stages, sides)
         self._held: PendingHeader | None = None
         self.early: list[tuple[Chunk, Running]] = []  # chunks of the next exchange that are on the wire already
-        # whether chunks may leave before the header
-        self.sends_early = transport.background and codec.exact and not overlapped and not self.keeps
         self.sequence = 0
         self.reports = reports if reports is not None else Reports()
         self.timing = Timing()  # of the exchange whose header was sent last, or that is being finished

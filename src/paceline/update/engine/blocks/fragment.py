@@ -71,10 +71,10 @@ class LocalOptimizers:
 
     def fit(self, workers: int) -> None:
         """Adapt their settings to several workers, once; a value that the user sets later stays."""
-        if self._fitted or workers == 1:
+        if self._fitted or workers == 1 or self._payload.beta1 is None:
             return
         for optimizer, _ in self.owned:
-            if self._payload.fit(optimizer, workers):
+            if self._payload.fit(optimizer):
                 self._handles.append(optimizer.register_step_pre_hook(self._before_step))
         self._fitted = True
 
@@ -88,7 +88,7 @@ class LocalOptimizers:
 
     def count(self) -> None:
         """Take the present step counts as those of the block's start."""
-        self.counts = [step_count(optimizer, parameters) for _, _, optimizer, parameters in self]
+        self.counts = [step_count(optimizer, [p for _, p in named]) for optimizer, named in self.owned]
 
     def reset_for_overlap(self) -> None:
         """Begin the next block before the last one's result has arrived."""

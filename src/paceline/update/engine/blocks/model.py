@@ -133,11 +133,11 @@ class FragmentedModel:
     def __init__(self, rule: Rule, exchanger: Exchanger, run: RunContext, workers: int) -> None:
         self._rule_schedule, self._model = rule.blocks, run.model
         shards = Shards(parameter for _, named in run.owned for _, parameter in named)
-        self._sharded = bool(shards)
+        self._sharded, delta = bool(shards), rule.delta
         self.updates: list[BlockUpdate] = []
         for number, part in enumerate(staggered(run.owned, rule.schedule.fragments)):
             model = None if number else run.model
-            optimizers, numbers = LocalOptimizers(rule.delta, part, workers), BlockNumbers(rule, workers)
+            optimizers, numbers = LocalOptimizers(delta, part, workers), BlockNumbers(rule, workers)
             device = run.settings.outer_state_device
             state = FragmentState(model, optimizers, numbers, device, lambda: exchanger.transport.world)
             self.updates.append(BlockUpdate(number, state, exchanger, run.settings.guard, shards, run.observers))

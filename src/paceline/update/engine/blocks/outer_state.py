@@ -291,8 +291,9 @@ class ParameterState(OuterState):
         # alpha, the local parameters' share when an exchange lands; None keeps the progress made meanwhile
         self._numbers, self._mixing = numbers, rule.payload.mixing
         self._at_once = rule.payload.mixing if numbers.mixes_at_once else None
+        names = rule.merging.tensors
         self.start = self.anchor = fragment.whole(self.device)
-        self.tensors = {name: fragment.zeros(self.device) for name in rule.merging.tensors}
+        self.tensors = {name: fragment.zeros(self.device) for name in names}
         self._parts: dict[tuple[int, int], tuple[Tensor, dict[str, Tensor]]] = {}
         if EMA in self.tensors:  # before the first block the average is the model itself
             self.tensors[EMA].copy_(self.anchor)

@@ -29,7 +29,7 @@ from paceline.core.flat import Fragment, Shards
 from paceline.core.optimizer_state import Owned, restore_beta1
 from paceline.core.state_tree import build, flatten
 from paceline.core.world import World
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import Leases
 from paceline.data.sharing.place import INSIDE, LEFT, Place, pack
 from paceline.errors import MismatchError
 from paceline.rules.codec import Dense
@@ -160,8 +160,7 @@ class Engine:
 
     def __init__(self, run: RunContext) -> None:
         self.run, self.progress, transport = run, run.progress, run.transport
-        rule = run.rule
-        # the trained parameters and numeric buffers
+        rule = run.tuner.tunables.rule
         self.fragments = begin_together(transport, rule, run.model, run.owned, _what_all_share(run))
         self.rule, self._departures = rule, Departures(lambda: run.loaders.made)
         self.exchanger = self._connect(rule)
@@ -169,7 +168,8 @@ class Engine:
         self.host = _within_host(run) if rule.settings.within else None
         blocks = None if run.tuner.measured.probing else blocks_of(run, rule, self.exchanger)
         if blocks is not None:  # moments of before attach are rank 0's on all workers
-            agreement.broadcast_start(transport, [state.fragment for state in blocks.moment_states])
+            if moments := [state.fragment for state in blocks.moment_states]:
+                agreement.broadcast_start(transport, moments)
             blocks.capture_moments()
         self.gradient_exchanges = GradientExchanges(run, within_host=self.host is not None)
         self._exchange_blocks(blocks)
