@@ -112,9 +112,9 @@ class StepHooks:
             self._mistakes.on_step()
         engine, progress = self._engine, self._progress
         if engine is not None:
+            engine.after_step(optimizer)
             if not engine.gradients_due:  # else it has looked before the step
                 progress.check_unchanged(optimizer)
-            engine.after_step(optimizer)
         if optimizer is not self._last or skipped(optimizer):
             return
         warm = progress.stepped()

@@ -25,10 +25,8 @@ logger = logging.getLogger("paceline")
 
 FOLD_S = 0.25
 """Exchanges less than this apart share one line of the log."""
-
 LEAST_S = 0.001
 """A shorter wait for data has no line of its own at the end of a run."""
-
 BROKEN = 3
 """After so many rejections in a row a worker is reported as probably broken."""
 
@@ -113,10 +111,7 @@ class Monitor:
     is computing.
 
     `pushed`, `refused`, `lost`, `takeover` and `note` may be called from any thread; `begin`, `sent`, `end` and
-    `stepped` only from the training thread.
-
-    Args:
-        told: called with (block, minibatches) when a line is written.
+    `stepped` only from the training thread. `told` is called with (block, minibatches) when a line is written.
     """
 
     def __init__(
@@ -187,13 +182,7 @@ class Monitor:
         self._since, self._goes_on = now, True
 
     def end(
-        self,
-        timing: Timing,
-        summary: ExchangeSummary | None,
-        *,
-        block: int,
-        warmup: bool,
-        effective: float | None = None,
+        self, timing: Timing, summary: ExchangeSummary | None, block: int, warmup: bool, effective: float | None = None
     ) -> None:
         line, now = self._line, self._transport.now()
         exchange_s = max(0.0, now - self._since - timing.wait_s)

@@ -127,23 +127,23 @@ class Cluster:
         self.endings: list[list[Closable]] = [[] for _ in range(size)]  # closed with each worker's program
         self._broken: str | None = None
 
-    def exchange(
-        self, rank: int, label: str, contribution: Any, combine: Combine, members: Sequence[int], place: str
-    ) -> Any:
+    def exchange(self, at: VirtualTransport, label: str, contribution: Any, combine: Combine) -> Any:
         """Take part in an exchange; returns this worker's result once every member has contributed.
 
         Args:
-            rank: of this worker.
+            at: this worker's connection, whose members take part.
             label: describes the exchange; the same on all members.
             contribution: this worker's.
-            combine: makes the list of results from the list of contributions, both in the order of `members`.
-            members: ranks that take part.
-            place: identifies this set of members.
+            combine: makes the list of results from the list of contributions, both in the order of the members.
         """
         self.check()
+        rank, members, place = at.member, at.members, at.place
+        if place:
+            label += f" among workers {', '.join(str(one) for one in members)}"
         contributions, results = self._exchanges.setdefault(place, ({}, {}))
         contributions[rank] = contribution
         worker = self.workers[rank]
+        worker.call = "" if at.call == AGREEMENT else f" for {at.call}"
         worker.waits_for, worker.ready = label, lambda: rank in results
         if len(contributions) < len(members):
             self._pass_on(rank)
@@ -315,8 +315,8 @@ class VirtualTransport(Transport):
             world or world_within(World(member, cluster.size, 0, 1, hosts[member], hosts), members), parent
         )
         self.cluster: Cluster = cluster
-        self.members, self._member = tuple(members), member
-        self._place, self._parts = place, 0
+        self.members, self.member = tuple(members), member
+        self.place, self._parts = place, 0
         self._numbers: Counter[tuple[str, int]] = Counter()  # messages to and from each worker
 
     @property
@@ -328,14 +328,8 @@ class VirtualTransport(Transport):
         """A connection with a byte count of its own."""
         return VirtualTransport(self.cluster, self.members, self.world.rank, world=self.world)
 
-    def _exchange(self, label: str, contribution: Any, combine: Combine) -> Any:
-        if self._place:
-            label += f" among workers {', '.join(str(rank) for rank in self.members)}"
-        self.cluster.workers[self._member].call = "" if self.call == AGREEMENT else f" for {self.call}"
-        return self.cluster.exchange(self._member, label, contribution, combine, self.members, self._place)
-
     def now(self) -> float:
-        return time.perf_counter() - self.cluster.away_s[self._member]
+        return time.perf_counter() - self.cluster.away_s[self.member]
 
     def open_channels(self, number: int) -> None:
         """Does nothing: an operation is complete when it is started."""
@@ -345,20 +339,20 @@ class VirtualTransport(Transport):
 
     def part(self, groups: Sequence[Sequence[int]]) -> Transport:
         number, mine = group_of(self.world, groups)
-        self._exchange(f"part into {groups!r}", None, _all_to_each)
+        self.cluster.exchange(self, f"part into {groups!r}", None, _all_to_each)
         self._parts += 1
         members = [self.members[rank] for rank in mine]
-        place = f"{self._place}/{self._parts}.{number}"
+        place = f"{self.place}/{self._parts}.{number}"
         return VirtualTransport(self.cluster, members, mine.index(self.world.rank), self, place)
 
     def all_reduce(self, x: Tensor) -> Pending:
-        total = self._exchange(f"all_reduce of {x.numel()}", x, _sum_in_rank_order)
+        total = self.cluster.exchange(self, f"all_reduce of {x.numel()}", x, _sum_in_rank_order)
         self.count("all_reduce", x)
         x.copy_(total)
         return CompletedOperation()
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
-        total = self._exchange(f"reduce_scatter of {x.numel()}", x, _sum_in_rank_order)
+        total = self.cluster.exchange(self, f"reduce_scatter of {x.numel()}", x, _sum_in_rank_order)
         self.count("reduce_scatter", x)
         out.copy_(total[self.world.rank])
         return CompletedOperation()
@@ -369,10 +363,12 @@ class VirtualTransport(Transport):
         check_sizes(out, x, out_sizes, in_sizes, self.world.size)
         self.count("all_to_all", x, in_sizes[self.world.rank] if in_sizes is not None else None)
         if in_sizes is None or out_sizes is None:
-            arrived = self._exchange(f"all_to_all of {x.numel()}", x.clone().unbind(0), _transpose)
+            arrived = self.cluster.exchange(self, f"all_to_all of {x.numel()}", x.clone().unbind(0), _transpose)
             places: Sequence[Tensor] = out.unbind(0)
         else:
-            arrived = self._exchange("all_to_all of parts", torch.split(x.clone(), list(in_sizes)), _transpose)
+            arrived = self.cluster.exchange(
+                self, "all_to_all of parts", torch.split(x.clone(), list(in_sizes)), _transpose
+            )
             places = torch.split(out, list(out_sizes))
         for source, (place, part) in enumerate(zip(places, arrived, strict=True)):
             if place.numel() != part.numel():
@@ -383,13 +379,13 @@ class VirtualTransport(Transport):
         return CompletedOperation()
 
     def all_gather(self, out: Tensor, x: Tensor) -> Pending:
-        rows = self._exchange(f"all_gather of {x.numel()}", x.clone(), _stacked)
+        rows = self.cluster.exchange(self, f"all_gather of {x.numel()}", x.clone(), _stacked)
         self.count("all_gather", x)
         out.copy_(rows.view_as(out))
         return CompletedOperation()
 
     def broadcast(self, x: Tensor, source: int) -> Pending:
-        rows = self._exchange(f"broadcast of {x.numel()} from {source}", x.clone(), _all_to_each)
+        rows = self.cluster.exchange(self, f"broadcast of {x.numel()} from {source}", x.clone(), _all_to_each)
         if self.world.rank == source:
             self.count("broadcast", x)
         else:
@@ -401,17 +397,17 @@ class VirtualTransport(Transport):
         self.cluster.check()
         self.count("send", x)
         self._numbers["to", to] += 1
-        self.cluster.mail[self._place, self.world.rank, to, self._numbers["to", to]] = x.clone()
+        self.cluster.mail[self.place, self.world.rank, to, self._numbers["to", to]] = x.clone()
         return CompletedOperation()
 
     def receive(self, x: Tensor, source: int) -> Pending:
         check_other(self.world, source, "receive from")
         self._numbers["from", source] += 1
-        key, mail = (self._place, source, self.world.rank, self._numbers["from", source]), self.cluster.mail
+        key, mail = (self.place, source, self.world.rank, self._numbers["from", source]), self.cluster.mail
 
         def take() -> None:
             label = f"receive of {x.numel()} from worker {self.members[source]}"
-            self.cluster.wait(self._member, label, lambda: key in mail)
+            self.cluster.wait(self.member, label, lambda: key in mail)
             x.copy_(mail.pop(key))
 
         return _Receive(take)

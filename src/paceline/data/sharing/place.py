@@ -9,6 +9,8 @@ INSIDE, ENDED, LEFT = 1, 2, 3
 """A worker is in the middle of a pass, has had all of its batches, or has left it before; the bit 2 says that the pass
 is over."""
 _STATE_BITS, _BATCH_BITS = 2, 32
+PASS_AT_BIT = _STATE_BITS + _BATCH_BITS
+"""From this bit on, a packed place is the number of its pass, from 1; 0 without a place."""
 _MOST = (1 << 22) - 1
 
 
@@ -28,7 +30,7 @@ class Place:
     def unpack(cls, packed: int) -> Place:
         """The inverse of `pack`."""
         batches = packed >> _STATE_BITS & (1 << _BATCH_BITS) - 1
-        return cls(pass_number(packed) - 1, batches, packed & (1 << _STATE_BITS) - 1)
+        return cls((packed >> PASS_AT_BIT) - 1, batches, packed & (1 << _STATE_BITS) - 1)
 
     @property
     def text(self) -> str:
@@ -47,9 +49,4 @@ class Place:
 
 def pack(number: int, batches: int, state: int) -> int:
     """A place as an integer above 0, for the header of an exchange; 0 is a worker without shared data."""
-    return min(number + 1, _MOST) << _BATCH_BITS + _STATE_BITS | batches << _STATE_BITS | state
-
-
-def pass_number(packed: int) -> int:
-    """The number of a packed place's pass, from 1; 0 without a place."""
-    return packed >> _BATCH_BITS + _STATE_BITS
+    return min(number + 1, _MOST) << PASS_AT_BIT | batches << _STATE_BITS | state

@@ -81,12 +81,9 @@ class Scaling:
 class ScalerHook:
     """Exchanges gradients before the scaler checks them, so that every worker sees the same inf.
 
-    Wraps `unscale_` and `step` of this one scaler; `remove` restores them.
-
-    Args:
-        exchange: optimizer -> exchanges its (scaled) gradients; called once a step.
-        ours: optimizer -> whether it belongs to this run and gradients are due.
-        over: called with the optimizer when its step is over or was skipped.
+    Wraps `unscale_` and `step` of this one scaler; `remove` restores them. `exchange` exchanges an optimizer's (scaled)
+    gradients, once a step; `ours` says whether it belongs to this run and gradients are due; `over` is called when its
+    step is over or was skipped.
     """
 
     def __init__(

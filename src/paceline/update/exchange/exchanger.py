@@ -31,7 +31,7 @@ from paceline.communication import calls
 from paceline.communication.base import Pending, Transport
 from paceline.core.flat import Fragment, flat_view
 from paceline.core.world import World
-from paceline.data.sharing.place import ENDED, pass_number
+from paceline.data.sharing.place import ENDED, PASS_AT_BIT
 from paceline.errors import DesyncError, ElsewhereError, MismatchError, NonFiniteError
 from paceline.rules.codec import Codec, Dense, Layout, State, Steps
 from paceline.rules.topology import Topology
@@ -180,11 +180,9 @@ class ExchangeSummary:
     @cached_property
     def alike(self) -> bool:
         """Whether all workers are at the same place, with the same state; most often, and quickly told."""
-        first = self.headers[0]
-        place = (first.sequence, first.kind, first.brings, first.leaving, first.checksum, pass_number(first.place))
-        return all(
-            (h.sequence, h.kind, h.brings, h.leaving, h.checksum, pass_number(h.place)) == place for h in self.headers
-        )
+        places = ((h.sequence, h.kind, h.brings, h.leaving, h.checksum, h.place >> PASS_AT_BIT) for h in self.headers)
+        first = next(places)
+        return all(place == first for place in places)
 
 
 @dataclass(frozen=True)
@@ -213,21 +211,10 @@ class Timing:
 class Chunk(Protocol):
     """A chunk of the payload, with its codec's state."""
 
-    @property
-    def layout(self) -> Layout:
-        """The shapes of its tensors."""
-
-    @property
-    def lossless(self) -> bool:
-        """Whether it must be sent dense, whatever the rule's codec."""
-
-    @property
-    def from_rank_0(self) -> bool:
-        """Whether its sum has rank 0's part only."""
-
-    @property
-    def state(self) -> State:
-        """The codec's state."""
+    layout: Layout  # the shapes of its tensors
+    lossless: bool  # whether it must be sent dense, whatever the rule's codec
+    from_rank_0: bool  # whether its sum has rank 0's part only
+    state: State  # the codec's
 
     def fill(self, factor: float) -> Tensor:
         """This worker's contribution times `factor` (zeros where that is 0), shape (n,)."""
@@ -266,11 +253,7 @@ class StartedExchange(Protocol):
 
 
 class Exchanger:
-    """Starts exchanges over one transport, one after another.
-
-    Args:
-        overlapped: whether the next block computes while an exchange is under way.
-    """
+    """Starts exchanges over one transport, one after another; `overlapped`: while the next block computes."""
 
     keeps = False  # whether an exchange keeps its contribution, in the memory of the chunks, until it is applied
 
@@ -284,7 +267,7 @@ class Exchanger:
         reports: Reports | None = None,
     ) -> None:
         self.transport, self.codec = transport, codec
-        self._route = topology.route(transport, codec.operations)
+        self.chunks, self._route = topology.chunks, topology.route(transport, codec.operations)
         self._overlapped = overlapped
         devices = set(devices)
         copies = any(transport.wire_device(device) != device for device in devices)
@@ -309,14 +292,9 @@ class Exchanger:
         checksum: Callable[[], int],
         overlapped: bool = False,
     ) -> StartedExchange:
-        """Send the header and the first chunks.
-
-        Args:
-            chunks: its payload; a worker without one contributes zeros if another worker brings one.
-            number: counts the exchanges of this payload, for codecs whose first exchanges differ.
-            checksum: computes the header's checksum again, where the exchange is repeated.
-            overlapped: whether all chunks are sent now, and the next block computes meanwhile.
-        """
+        """Send the header and the first chunks, or all if `overlapped`. A worker without a payload contributes zeros if
+        another one brings it. `number` counts the exchanges of this payload, for codecs whose first exchanges differ;
+        `checksum` computes the header's again, where the exchange is repeated."""
         pending_header, (early, self.early) = self.open(header), (self.early, [])
         factor, left = header.factor, chunks[len(early) :] if header.brings else ()
         if not header.brings and not pending_header.summary().empty:
@@ -521,15 +499,8 @@ class InFlightExchange:
     # -- apply ------------------------------------------------------------------------------------
 
     def finish(self, made: int = 0) -> ExchangeSummary:
-        """Apply all of it.
-
-        Args:
-            made: minibatches made since it began, with overlap.
-
-        Raises:
-            DesyncError, MismatchError, NonFiniteError: on every worker, with nothing applied.
-            PeerLostError: a worker did not take part.
-        """
+        """Apply all of it; `made`: minibatches made since it began, with overlap. Raises `DesyncError`, `MismatchError`
+        or `NonFiniteError` on every worker, with nothing applied; `PeerLostError` where one did not take part."""
         transport, overlapped = self._exchanger.transport, self.overlapped
         began = transport.now() if overlapped else 0.0
         summary: ExchangeSummary | None = None
@@ -606,7 +577,7 @@ def agree(summary: ExchangeSummary, world: World) -> None:
     if len(places) > 1 or len({h.sequence for h in headers}) > 1:
         said = "; ".join(f"{world.name(r)} at exchange {h.sequence}" for r, h in enumerate(headers))
         raise MismatchError(world.sign(f"the workers are at different places of the program: {said}"))
-    passes = {rank: pass_number(h.place) for rank, h in enumerate(headers) if h.brings and h.place and not h.leaving}
+    passes = {rank: h.place >> PASS_AT_BIT for rank, h in enumerate(headers) if h.brings and h.place and not h.leaving}
     if len(set(passes.values())) > 1:
         said = "; ".join(f"{world.name(r)} in pass {number}" for r, number in passes.items())
         raise MismatchError(

@@ -184,11 +184,8 @@ class Pipeline:
         self._started: list[Running] = []  # without threads: those all of whose operations have started
 
     def start(self, steps: Steps[Any], eager: bool = False) -> Running:
-        """Start an exchange; exchanges go through every stage in the order in which they were started.
-
-        Args:
-            eager: whether, without threads, all of its operations are started now.
-        """
+        """Start an exchange, without threads all of its operations if `eager`; exchanges go through every stage in the
+        order in which they were started."""
         side = next(self._sides)
         if side is not None:
             side.fork()

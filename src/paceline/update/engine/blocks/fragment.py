@@ -233,11 +233,8 @@ class FragmentState:
 
 
 class BlockUpdate:
-    """Block payloads of one fragment: its parameters, buffers and moments under one rule.
-
-    Args:
-        shards: the processes that hold this worker's parameters, of all fragments.
-    """
+    """Block payloads of one fragment: its parameters, buffers and moments under one rule; `shards`: the processes that
+    hold this worker's parameters, of all fragments."""
 
     def __init__(
         self,
@@ -271,10 +268,10 @@ class BlockUpdate:
 
     def prepare(self) -> None:
         """Create outer state that needs the optimizers' state, look up addresses, and cut it all for the wire."""
+        self.state.refresh()
         if self.state.moments is None:
             self.state.make_moments()
             self.chunks = []
-        self.state.refresh()
         if not self.chunks:
             self.chunks = cut_states(self.state.all, self.exchanger, self.numbers, self._measures)
 

@@ -128,11 +128,7 @@ def _layer(name: str) -> str:
 
 
 class FragmentedModel:
-    """All fragments of a model under a block rule.
-
-    Args:
-        run: the context that the parts of the run share; the buffers of its model belong to the first fragment.
-    """
+    """All fragments of a model under a block rule; its buffers belong to the first fragment."""
 
     def __init__(self, rule: Rule, exchanger: Exchanger, run: RunContext, workers: int) -> None:
         self._rule_schedule, self._model = rule.blocks, run.model
@@ -197,13 +193,8 @@ class FragmentedModel:
         return max(0, min([schedule.ends(self._rule_schedule) - schedule.steps, *lands]) - 1)
 
     def begin(self, total: int, leaving: bool, idle: bool = False, waits: bool = False) -> None:
-        """End the next fragment's block, and start its exchange.
-
-        Args:
-            leaving: whether the worker has finished its data.
-            idle: whether another process of the host made the minibatches since the last exchange.
-            waits: whether all workers merge, and wait for the result despite the rule's overlap.
-        """
+        """End the next fragment's block, and start its exchange: the worker is `leaving` its data for good, another
+        process of the host made the minibatches (`idle`), or all merge, and wait despite the rule's overlap."""
         fragment = self.next
         update, made = self.updates[fragment], self.schedule.begin(self._rule_schedule)
         minibatches = 0 if idle else made
@@ -384,10 +375,7 @@ class BlockExchanges:
         """Count an exchange for those that merge.
 
         A merging worker keeps joining exchanges until all merge: another may have one more step, which ends a block. A
-        worker that ends more blocks than that has not called `merge`.
-
-        Raises:
-            ElsewhereError: some workers merge and others train on; raised on every worker.
+        worker that ends more blocks than that has not called `merge`: then every worker raises `ElsewhereError`.
         """
         merging = [rank for rank, h in enumerate(summary.headers) if h.merges]
         others = [rank for rank, h in enumerate(summary.headers) if not (h.merges or h.leaving or h.kind == NO_PAYLOAD)]

@@ -240,10 +240,8 @@ class OuterState(ABC):
         return factor
 
     def norm(self, packings: Sequence[OuterStateChunk], packed: Packed | None) -> float | None:
-        """Euclidean norm of this worker's contribution, possibly inf or nan; None if outliers are not judged by it.
-
-        The pass over memory that finds it also packs the chunks that are given, and calls `packed` with each.
-        """
+        """Euclidean norm of this worker's contribution, possibly inf or nan; None if outliers are not judged by it. The
+        same pass over memory packs the chunks that are given, and calls `packed` with each."""
         return None
 
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
@@ -283,24 +281,14 @@ class OuterState(ABC):
 
 
 class ParameterState(OuterState):
-    """Parameters: sends the delta, applies the outer step.
-
-    Args:
-        numbers: of the present block; `origin` needs its look-ahead. Their rule gives the outer step and alpha, the
-            share of the local parameters that stays when an exchange lands; without one the progress made meanwhile is
-            kept.
-    """
+    """Parameters: sends the delta, applies the outer step; both are those of the rule of `numbers`, the block's."""
 
     lossless = False
 
-    def __init__(
-        self,
-        fragment: Fragment,
-        numbers: BlockNumbers,
-        device: torch.device | None,
-    ) -> None:
+    def __init__(self, fragment: Fragment, numbers: BlockNumbers, device: torch.device | None) -> None:
         super().__init__(fragment, device)
         rule = numbers.rule
+        # alpha, the local parameters' share when an exchange lands; None keeps the progress made meanwhile
         self._numbers, self._mixing = numbers, rule.payload.mixing
         self._at_once = rule.payload.mixing if numbers.mixes_at_once else None
         names = rule.merging.tensors
@@ -649,12 +637,8 @@ NO_BLOCK = Coefficients(0.0, 1.0, 0.0, 0.0)
 
 
 class OuterStateChunk:
-    """A range of an outer state as a chunk of an exchange.
-
-    Args:
-        wire: memory for it, shape (at least end - begin,), on the outer state's device.
-        numbers: of the block, read when the chunk is packed and when it lands; None for buffers without one.
-    """
+    """A range of an outer state as a chunk of an exchange, in the memory `wire`, shape (at least end - begin,);
+    `numbers`: of the block, read when it is packed and when it lands; None for buffers without one."""
 
     def __init__(self, outer: OuterState, begin: int, end: int, wire: Tensor, numbers: BlockNumbers | None) -> None:
         self.outer, self.begin, self.end = outer, begin, end
@@ -734,20 +718,16 @@ def shares_memory(one: Tensor, other: Tensor) -> bool:
 def cut_states(
     states: Sequence[OuterState], exchanger: Exchanger, numbers: BlockNumbers, measured: bool
 ) -> list[OuterStateChunk]:
-    """Cut all outer states of a fragment into chunks.
+    """Cut all outer states of a fragment into chunks; `measured`: whether the norms of contributions are taken.
 
     In host memory each chunk of parameters has its own wire memory, so that the pass that takes the norm packs all of
     them; so has each chunk of an exchange that keeps its contribution. Other chunks share a few wire buffers.
-
-    Args:
-        numbers: of the block; their rule gives the number of chunks and their codec.
-        measured: whether the norms of contributions are taken.
     """
     pieces: list[tuple[OuterState, int, int]] = []
     total = sum(state.numel for state in states)
-    rule, codec, overlapped = numbers.rule, numbers.rule.codec, numbers.rule.schedule.overlap > 0
+    codec, overlapped = numbers.rule.codec, numbers.rule.schedule.overlap > 0
     for state in states:
-        wanted = max(1, round(rule.common.chunks * state.numel / max(total, 1)))
+        wanted = max(1, round(exchanger.chunks * state.numel / max(total, 1)))
         ranges = cut(state.layout, wanted, Dense() if state.lossless else codec, exchanger.transport.coarse)
         pieces += [(state, begin, end) for begin, end in ranges]
     wires: dict[tuple[torch.dtype, torch.device, int], Tensor] = {}

@@ -200,12 +200,8 @@ def _reshard(
     headers: Sequence[list[int]] | None,
     ahead: float | None = None,
 ) -> None:
-    """Begin a new block from the outer state that another number of workers left.
-
-    Args:
-        headers: of an in-flight exchange, whose result is in `outer` already.
-        ahead: the look-ahead of the block's start; None derives it from the present number of workers.
-    """
+    """Begin a new block from the outer state that another number of workers left, which has the result of the exchange
+    of these `headers` already; `ahead`: look-ahead of its start, None derives it from the present number of workers."""
     _load_numbers(update, saved)
     if headers is not None and (summary := _summary(headers)).weight != 0:
         end = update.numbers.count_in(summary, saved.get("workers", len(headers)))

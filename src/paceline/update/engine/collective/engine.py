@@ -366,9 +366,8 @@ class Engine:
         if self.blocks is not None:
             saved_blocks.load(self.blocks, state["blocks"])
         self._follow_progress()
-        for update, row in zip(
-            self.gradient_exchanges.updates, state["gradients"], strict=False
-        ):  # none if it began with blocks
+        updates = self.gradient_exchanges.updates
+        for update, row in zip(updates, state["gradients"], strict=False):  # none if it began with blocks
             update.load(row)
         for exchanger, sequence in zip(self._exchangers, state["sequence"], strict=True):
             exchanger.continue_at(sequence)
@@ -386,10 +385,8 @@ class Engine:
         if blocks is not None and blocks is not self.blocks:  # built to check the rows only
             blocks.release()
         sequence = int(old.part(0, "exchange", "sequence", 0) or 0)
-        gradients = [
-            {name: old.part(0, "exchange", "gradients", k, name) for name in RESHARDED}
-            for k in range(len(self.run.owned))
-        ]
+        numbers = range(len(self.run.owned))
+        gradients = [{name: old.part(0, "exchange", "gradients", k, name) for name in RESHARDED} for k in numbers]
 
         def put() -> None:
             if self.blocks is not None:

@@ -304,13 +304,7 @@ class GradientBuckets:
     """A bucket for each dtype and device, cut into chunks, and the buffers that are exchanged with them."""
 
     def __init__(
-        self,
-        named: Named,
-        buffers: Sequence[BufferState],
-        codec: Codec,
-        chunks: int,
-        transport: Transport,
-        norms: bool,
+        self, named: Named, buffers: Sequence[BufferState], codec: Codec, chunks: int, transport: Transport, norms: bool
     ) -> None:
         self._named, self._buffers, self._codec = named, buffers, codec
         self._wanted, self._transport, self._norms = chunks, transport, norms
