@@ -50,7 +50,7 @@ def _takes_the_newest_without_a_look() -> Any:
 
 
 def _does_not_sync_the_manifest() -> Any:
-    return _instead(saving, "write_durably", lambda path, text: runtime.disk().write(path, text.encode()))
+    return _instead(saving, "write_text", lambda path, text: runtime.disk().write(path, text.encode()))
 
 
 @contextlib.contextmanager
