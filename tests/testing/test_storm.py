@@ -94,9 +94,9 @@ def test_bugs_of_steps_are_found(name: str) -> None:
         assert any(storm(seed, StormSettings("run", ("kill_all",))).problems for seed in range(6))
 
 
-@pytest.mark.parametrize("seed", [146, 2])
+@pytest.mark.parametrize("seed", [57, 210, 2])
 def test_workers_that_leave_in_order_train_every_sample_once(seed: int) -> None:
-    """In seed 146 all are asked to leave at once, and the last of them has come to the end of its program already."""
+    """In seeds 57 and 210 all that hold the model are asked to leave at once, and others come in their places."""
     outcome = storm(seed, StormSettings("leaving", ("join", "slow_network")))
     assert outcome.problems == [] and outcome.faults["leave"]
 

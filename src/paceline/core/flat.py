@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from paceline.core.optimizer_state import Owned
 from paceline.errors import UnsupportedError
 
 BLOCK_ELEMENTS_CPU = 262_144
@@ -365,15 +366,15 @@ def averaged_buffers(model: Modules) -> list[tuple[str, Tensor]]:
 
     Of other buffers nobody knows whether their mean means anything.
     """
-    return [(name, buffer) for name, buffer, averaged in _exchanged_buffers(model) if averaged]
+    return [(name, buffer) for name, buffer, averaged in exchanged_buffers(model) if averaged]
 
 
 def other_buffers(model: Modules) -> list[tuple[str, Tensor]]:
     """All other buffers, of which every worker takes rank 0's: masks, queues, pointers, averages of the user's own."""
-    return [(name, buffer) for name, buffer, averaged in _exchanged_buffers(model) if not averaged]
+    return [(name, buffer) for name, buffer, averaged in exchanged_buffers(model) if not averaged]
 
 
-def _exchanged_buffers(model: Modules) -> Iterator[tuple[str, Tensor, bool]]:
+def exchanged_buffers(model: Modules) -> Iterator[tuple[str, Tensor, bool]]:
     """Name, buffer and whether it is averaged; each once."""
     seen: set[int] = set()
     for prefix, top in module_list(model):
@@ -395,14 +396,19 @@ def _is_flat(buffer: Tensor) -> bool:
 
 def buffer_fragments(model: Modules) -> list[Fragment]:
     """Fragments of the buffers that are averaged, and then of the others."""
-    find, rows = find_buffers(model), list(_exchanged_buffers(model))
+    find, rows = find_buffers(model), list(exchanged_buffers(model))
     averaged = fragments("buffers", [(name, buffer) for name, buffer, mean in rows if mean], find)
     return averaged + fragments("buffers", [(name, buffer) for name, buffer, mean in rows if not mean], find, True)
 
 
+def exchanged_parts(model: Modules, owned: Owned) -> list[Fragment]:
+    """The tensors that workers exchange: trained parameters and buffers."""
+    return fragments("parameters", [pair for _, named in owned for pair in named]) + buffer_fragments(model)
+
+
 def buffer_elements(model: Modules) -> int:
     """Elements of all buffers that workers exchange."""
-    return sum(buffer.numel() for _, buffer, _ in _exchanged_buffers(model))
+    return sum(buffer.numel() for _, buffer, _ in exchanged_buffers(model))
 
 
 # Parameters that several processes hold as shards (DTensors), as `fully_shard` of torch makes them: these processes are

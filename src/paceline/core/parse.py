@@ -63,9 +63,15 @@ def check(fits: bool, name: str, wanted: str, value: object) -> None:
         raise RuleError(f"{name} must be {wanted}, got {value!r}")
 
 
-def check_whole(name: str, value: object, least: int, of: str = "") -> None:
-    """Raise `RuleError` unless it is a whole number, at least `least`; `of`: what it counts, such as "of steps"."""
-    check(is_whole(value) and value >= least, name, f"a whole number{of and f' {of}'}, at least {least}", value)
+def check_whole(name: str, value: object, least: int, of: str = "", most: float = math.inf) -> None:
+    """Raise `RuleError` unless it is a whole number in these bounds; `of`: what it counts, such as "of steps"."""
+    bounds = f", at least {least}" if most == math.inf else f" from {least} to {most}"
+    check(is_whole(value) and least <= value <= most, name, f"a whole number{of and f' {of}'}{bounds}", value)
+
+
+def check_share(name: str, value: object) -> None:
+    """Raise `RuleError` unless it is a number from 0 to 1."""
+    check(is_number(value) and 0 <= value <= 1, name, "a number from 0 to 1", value)
 
 
 def check_number(name: str, value: object, low: float, below: float) -> None:

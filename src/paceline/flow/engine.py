@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from paceline.checkpoint import ExchangePosition
 from paceline.checkpoint.reshard import OldCheckpoint
-from paceline.core.flat import Fragment
+from paceline.core.flat import Fragment, exchanged_parts
 from paceline.core.world import World
 from paceline.errors import CheckpointError
 from paceline.flow.commit import CommittingExchanger, ControlLedgerClient, UncommittedPlaces
@@ -21,7 +21,7 @@ from paceline.flow.membership import CommitReport, ElasticMembership
 from paceline.flow.wanted import WantedWorkers
 from paceline.rules.rule import Rule
 from paceline.update.engine import exit_handling, global_model
-from paceline.update.engine.agreement import exchanged_parts, untrained
+from paceline.update.engine.agreement import untrained
 from paceline.update.engine.blocks import saved
 from paceline.update.engine.blocks.model import FragmentedModel
 from paceline.update.engine.context import RunContext
@@ -29,14 +29,7 @@ from paceline.update.exchange.exchanger import ExchangeSummary
 
 
 class ElasticEngine:
-    """The steps of a worker in an elastic run; a :class:`paceline.update.engine.protocol.EngineProtocol`.
-
-    Args:
-        run: what the parts of the run share; its rule is a block rule.
-        membership: this worker's membership.
-        given: gives the state and the global model for joining workers that hold the frozen tensors of these keys.
-        frozen_keys: gives the keys of this worker's frozen tensors.
-    """
+    """The steps of a worker in an elastic run; a :class:`paceline.update.engine.protocol.EngineProtocol`."""
 
     gradients_due = False
 
@@ -44,6 +37,7 @@ class ElasticEngine:
         self,
         run: RunContext,
         membership: ElasticMembership,
+        # gives the state and the global model for joining workers that hold the frozen tensors of these keys
         given: Callable[[dict[str, str]], tuple[dict[str, Any], dict[str, Any]]],
         frozen_keys: Callable[[], dict[str, str]],
     ) -> None:

@@ -16,7 +16,7 @@ from paceline.communication.ring import RingListener, RingTransport
 from paceline.communication.ring.wire import Address
 from paceline.communication.torch.store import own_address
 from paceline.core import runtime
-from paceline.core.flat import Modules
+from paceline.core.flat import Modules, exchanged_parts
 from paceline.core.optimizer_state import Owned
 from paceline.core.world import World, host_name
 from paceline.data.ledger.epoch_ledger import Mark
@@ -26,7 +26,7 @@ from paceline.flow.control.client import ControlClient
 from paceline.flow.control.messages import About, Generation
 from paceline.rules.rule import Rule
 from paceline.update.engine import agreement
-from paceline.update.engine.agreement import exchanged_parts, frozen, layout, untrained
+from paceline.update.engine.agreement import frozen, layout, untrained
 from paceline.update.engine.settings import Settings
 
 
@@ -83,13 +83,7 @@ class CommitReport(NamedTuple):
 
 
 class ElasticMembership:
-    """This worker's membership.
-
-    Args:
-        control: the client of the control plane.
-        listener: the listener for other members.
-        settings: of the run.
-    """
+    """This worker's membership."""
 
     def __init__(self, control: ControlClient, listener: RingListener, settings: Settings) -> None:
         self.control, self._listener, self._settings = control, listener, settings
@@ -170,8 +164,6 @@ class ElasticMembership:
             try:
                 self._connect(generation)
                 return
-            except GivenUpError:
-                raise
             except PeerLostError as error:
                 generation = self.failed(error)
 
@@ -202,7 +194,9 @@ class ElasticMembership:
             call()
 
     def failed(self, error: PeerLostError) -> Generation:
-        """Report a failed exchange; returns the generation for the next attempt."""
+        """Report a failed exchange; the generation for the next attempt, unless the run has given this worker up."""
+        if isinstance(error, GivenUpError):
+            raise error
         inner = self.transport.inner
         suspects = [self.generation.workers[rank] for rank in inner.lost]
         return self.control.failed(self.generation.number, str(error), suspects)

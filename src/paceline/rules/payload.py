@@ -162,9 +162,9 @@ class Delta(Payload):
     def check(self, optimizer: Optimizer) -> None:
         self.resolve(optimizer)
 
-    def fit(self, optimizer: Optimizer, workers: int) -> bool:
-        """Adapt a local optimizer's settings to the rule and the number of workers; whether that was needed."""
-        if self.beta1 is None or workers == 1 or not is_adam(optimizer):
+    def fit(self, optimizer: Optimizer) -> bool:
+        """Adapt a local optimizer's settings to the rule, where several workers train; whether that was needed."""
+        if self.beta1 is None or not is_adam(optimizer):
             return False
         lower_beta1(optimizer, self.beta1)
         return True

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+from paceline.core.parse import check, check_share, is_number
 from paceline.errors import RuleError
 from paceline.rules.codec import Codec, Dense
 from paceline.rules.outer import (
@@ -35,10 +36,9 @@ from paceline.rules.outer import (
     TunedMomentum,
 )
 from paceline.rules.outer.base import Coefficients
-from paceline.rules.outer.moving_average import MovingAverage, check_decay
+from paceline.rules.outer.moving_average import MovingAverage
 from paceline.rules.payload import Delta, FirstMoment, Gradient, Parameters, Payload
 from paceline.rules.schedule import Bounded, EveryBlock, EveryStep, Paced, Schedule
-from paceline.rules.schedule.growth import check_exponent, rate_factor
 from paceline.rules.topology import Flat, Sharded, Topology
 
 T = TypeVar("T")
@@ -92,8 +92,9 @@ class BlockSettings:
                 f'within must be "" or "host", got {self.within!r}; there is no bound on the loss any more: take auto; '
                 "it chooses by the network and the length of the run"
             )
-        check_decay(self.ema)
-        check_exponent(self.rate_exponent)
+        fits = is_number(self.ema) and 0 <= self.ema < 1
+        check(fits, "ema", "a number from 0 (no average) to below 1", self.ema)
+        check_share("rate_exponent", self.rate_exponent)
 
     def check(self, schedule: Schedule) -> None:
         """Refuse an average or an outer step of blocks under a schedule that has none."""
@@ -212,7 +213,7 @@ class Rule:
         """What the local learning rate of one worker is multiplied by on each of k; 1 where blocks are not merged."""
         grow = self.schedule.grow
         exponent = self.settings.rate_exponent if grow is None else grow.rate_exponent
-        return rate_factor(workers, exponent) if self.schedule.exchanges_blocks else 1.0
+        return float(workers**exponent) if self.schedule.exchanges_blocks else 1.0
 
     @property
     def common(self) -> Topology:

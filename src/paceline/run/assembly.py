@@ -125,9 +125,9 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         tuner.begin(lambda: (engine.exchanged if engine is not None else 0, progress.steps))
         checkpointer = _checkpointer(context, membership, state) if settings.checkpoint is not None else None
         due = partial(_due_step, checkpointer, observers) if checkpointer is not None else None
-        loaders.begin(engine.leases if engine is not None else None, due)
         if isinstance(engine, Engine):
             _meet_after_passes(context, engine, state, checkpointer)
+        loaders.begin(engine.leases if engine is not None else None, due)
         hooks = StepHooks(context, engine, mistakes, checkpointer)
         on_error.pop_all()
     return RunParts(context, membership, state, engine, mistakes, sinks, checkpointer, hooks)
@@ -172,24 +172,26 @@ def _meet_after_passes(
         if checkpointer is not None:
             checkpointer.passed()
 
-    loaders.meet(lambda: context.trains, pass_over)
     transport.before_calls(loaders.settle)
+    loaders.meet(lambda: context.trains, pass_over)
     engine.handover.included = lambda: state.included
 
 
 def start(parts: RunParts, run: Any) -> None:
     """Hook the optimizers of `run`, load the state that live workers sent, and write the first event."""
-    context = parts.context
+    context, elastic = parts.context, parts.elastic
     parts.hooks.install(run)
     for observer in context.observers:
         observer.begin(context, parts.engine, parts.checkpointer, run.close)
-    if parts.elastic is not None:
-        parts.state.take_over(parts.elastic, parts.checkpointer)
+    if elastic is not None:
+        parts.state.take_over(elastic, parts.checkpointer)
     if parts.checkpointer is not None:
         parts.state.watch_frozen()
     parts.hooks.begin()
     elements = sum(p.numel() for _, named in context.owned for _, p in named)
-    context.monitor.attached(parts.state.rule_text, elements, buffer_elements(context.model))
+    # a worker that joins may have taken over tuned settings
+    text = context.rule.text() if parts.membership is not None else parts.state.rule_text
+    context.monitor.attached(text, elements, buffer_elements(context.model))
     context.tuner.tell_rate()
 
 
@@ -281,13 +283,8 @@ def _tuner(
     exchanges: bool,
     together: bool,
 ) -> Tuner:
-    """The tuner, which changes settings during the run; its optimizer hooks must run first.
-
-    Args:
-        model: as the program gave it.
-        exchanges: whether the run exchanges.
-        together: whether several processes make this worker's steps together.
-    """
+    """The tuner, which changes settings during the run. `model` is as the program gave it; `together`: whether several
+    processes make this worker's steps together."""
     world, first, chooser, unprobed = transport.world, rule, None, ""
 
     def buffers() -> int:

@@ -154,7 +154,7 @@ def prepare(
     except RuleError as error:
         meant = "".join(like(name, [*OPTIONS, "guard"]) for name in given if f"setting {name!r}" in str(error))
         raise RuleError(f"{error}{meant}") from error.__cause__
-    if rule is not None:
+    if rule is not None and os.environ.get("PACELINE_RULE_ASKED"):
         _check_asked_rule(chosen)
     if guard not in (None, "auto") and not chosen.schedule.compares_contributions:
         raise UnsupportedError(
@@ -186,7 +186,7 @@ def _with_period(optimizer: Any) -> str:
 def _check_asked_rule(chosen: Rule) -> None:
     """Refuse the program's rule if `--rule` asks for another."""
     asked = os.environ.get("PACELINE_RULE", "")
-    if not os.environ.get("PACELINE_RULE_ASKED") or make_rule(asked, {}).text() == chosen.text():
+    if make_rule(asked, {}).text() == chosen.text():
         return
     raise RuleError(
         f"--rule asks for {asked}, and the program names a rule itself, {chosen.text()}: leave --rule out, or let the "

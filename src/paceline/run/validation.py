@@ -29,10 +29,10 @@ def check_arguments(model: Modules, optimizer: Any, rule: Rule, settings: Settin
     check_model(model)
     reshard(model)
     named = trainable(model)
-    owned = own_parameters(named, optimizers)
     sharded = next((name for name, parameter in named if is_sharded(parameter)), "")
-    check_rule(rule, owned)
+    owned = own_parameters(named, optimizers)
     check_growth(rule, settings.control is not None)
+    check_rule(rule, owned)
     if sharded:
         check_shards(settings, sharded)
     if settings.scaler is not None:

@@ -140,9 +140,9 @@ class MeasuredChoices:
 
     def at_once(self) -> str:
         """That blocks begin at once, with a learning rate that is not the program's; empty if not so."""
-        rule, factor = self._tunables.rule, self._tunables.rates.common
-        if self.probing or factor == 1:
+        if self.probing or (factor := self._tunables.rates.common) == 1:
             return ""
+        rule = self._tunables.rule
         why = f" without a probe: {self._unprobed}" if self._unprobed else ""
         return f"{rule.name}: blocks of {rule.schedule.period} minibatches{why}{_of_one(factor)}"
 

@@ -439,7 +439,8 @@ def test_a_process_in_which_nothing_was_attached_before_splits_every_pass(
     before = DataLoader.__iter__
     monkeypatch.setattr(DataLoader, "__iter__", before)  # both as they were, afterwards
     monkeypatch.setattr(LRScheduler, "step", LRScheduler.step)
-    monkeypatch.setattr(mistakes, "_patched", False)
+    uncached = mistakes._patch_loaders_and_schedulers.__wrapped__
+    monkeypatch.setattr(mistakes, "_patch_loaders_and_schedulers", uncached)
     source = (
         "loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)\nfor epoch in range(3):\n    seen.append([])\n"
     )

@@ -293,6 +293,7 @@ class VirtualTransport(Transport):
         rank: this worker's place among them.
         parent: the connection of which this one is a subgroup.
         place: identifies this set of members.
+        world: this worker among them, where it is known.
     """
 
     name = "virtual"
@@ -307,9 +308,12 @@ class VirtualTransport(Transport):
         rank: int,
         parent: VirtualTransport | None = None,
         place: str = "",
+        world: World | None = None,
     ) -> None:
         hosts, member = cluster.hosts, members[rank]
-        super().__init__(world_within(World(member, cluster.size, 0, 1, hosts[member], hosts), members), parent)
+        super().__init__(
+            world or world_within(World(member, cluster.size, 0, 1, hosts[member], hosts), members), parent
+        )
         self.cluster: Cluster = cluster
         self.members, self._member = tuple(members), member
         self._place, self._parts = place, 0
@@ -322,7 +326,7 @@ class VirtualTransport(Transport):
 
     def clone(self) -> VirtualTransport:
         """A connection with a byte count of its own."""
-        return VirtualTransport(self.cluster, self.members, self.world.rank)
+        return VirtualTransport(self.cluster, self.members, self.world.rank, world=self.world)
 
     def _exchange(self, label: str, contribution: Any, combine: Combine) -> Any:
         if self._place:
@@ -348,14 +352,14 @@ class VirtualTransport(Transport):
         return VirtualTransport(self.cluster, members, mine.index(self.world.rank), self, place)
 
     def all_reduce(self, x: Tensor) -> Pending:
-        self.count("all_reduce", x)
         total = self._exchange(f"all_reduce of {x.numel()}", x, _sum_in_rank_order)
+        self.count("all_reduce", x)
         x.copy_(total)
         return CompletedOperation()
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
-        self.count("reduce_scatter", x)
         total = self._exchange(f"reduce_scatter of {x.numel()}", x, _sum_in_rank_order)
+        self.count("reduce_scatter", x)
         out.copy_(total[self.world.rank])
         return CompletedOperation()
 
@@ -379,16 +383,16 @@ class VirtualTransport(Transport):
         return CompletedOperation()
 
     def all_gather(self, out: Tensor, x: Tensor) -> Pending:
-        self.count("all_gather", x)
         rows = self._exchange(f"all_gather of {x.numel()}", x.clone(), _stacked)
+        self.count("all_gather", x)
         out.copy_(rows.view_as(out))
         return CompletedOperation()
 
     def broadcast(self, x: Tensor, source: int) -> Pending:
+        rows = self._exchange(f"broadcast of {x.numel()} from {source}", x.clone(), _all_to_each)
         if self.world.rank == source:
             self.count("broadcast", x)
-        rows = self._exchange(f"broadcast of {x.numel()} from {source}", x.clone(), _all_to_each)
-        if self.world.rank != source:
+        else:
             x.copy_(rows[source])
         return CompletedOperation()
 

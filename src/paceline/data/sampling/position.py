@@ -162,7 +162,7 @@ class Position:
 
     def _tidy(self) -> None:
         """Drop passes whose work has all entered, except the last one of a stream: it alone tells the length."""
-        for epoch, one in self._rows():
+        for epoch, one in sorted(self._passes.items()):
             last_of_stream = epoch == self.epoch - 1 and one.endless
             if epoch != self.epoch and one.entered == one.batches and not last_of_stream:
                 del self._passes[epoch]
@@ -204,7 +204,7 @@ class Position:
             "epoch": self.epoch,
             "passes": [
                 [epoch, one.cut and list(one.cut), one.batches, one.entered, (one.shard_progress or _NOWHERE).state()]
-                for epoch, one in self._rows()
+                for epoch, one in sorted(self._passes.items())
             ],
             "rest": [[epoch, rest.state()] for epoch, rest in self.rest.items()],
             "played": [[epoch, start] for epoch, start in self.played.items()],
@@ -214,9 +214,6 @@ class Position:
             "epoch_start": self.epoch_start,
             "generators": [generator.get_state() for generator in self.generators],
         }
-
-    def _rows(self) -> list[tuple[int, Pass]]:
-        return sorted(self._passes.items())
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state` of the same number of workers; the next pass continues there."""

@@ -360,7 +360,7 @@ class LoaderRegistry(RunData):
         new = self._since[0]
         self.samples += new
         self._since = [0, 0, 0]
-        known, places = len(self._rows), self._positions
+        known, places = len(self._rows), self._data.positions
         rows = [*self._rows, *([one.epoch, one.now.batches] for one in places[known:])]
         for number in self._data.live:
             rows[number] = [places[number].epoch, places[number].now.batches]
@@ -397,11 +397,12 @@ class LoaderRegistry(RunData):
 
     def entered(self, steps: int) -> None:
         """The work of this worker's first `steps` steps is in the global model."""
+        reached: dict[tuple[int, int], int] = {}  # number and epoch -> batches: of many steps the last one tells all
         while self._steps and self._steps[0][0] <= steps:
             places = self._steps.popleft()[1]
-            for number in self._data.live:
-                if number < len(places):
-                    self._positions[number].entered(*places[number])
+            reached |= {(n, places[n][0]): places[n][1] for n in self._data.live if n < len(places)}
+        for (number, epoch), batches in reached.items():
+            self._data.positions[number].entered(epoch, batches)
 
     # -- checkpoints ------------------------------------------------------------------------------
 

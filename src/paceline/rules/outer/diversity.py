@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import math
 
-from paceline.core.parse import check, is_number
-
 KEEP = 0.8
 """c."""
 
@@ -50,8 +48,3 @@ def smoothed(before: float | None, now: float) -> float:
 def effective_workers(diversity: float) -> float:
     """E_n from A_n."""
     return diversity**2
-
-
-def check_power(power: object) -> None:
-    """Raise `RuleError` for a power p outside 0 .. 1."""
-    check(is_number(power) and 0 <= power <= 1, "amplify", "a number from 0 to 1", power)

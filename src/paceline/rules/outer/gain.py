@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import ClassVar
 
-from paceline.core.parse import check, check_number, check_whole, is_number
+from paceline.core.parse import check, check_number, check_share, check_whole, is_number
 from paceline.errors import RuleError
 
 EXPONENT = 0.7
@@ -76,9 +77,10 @@ class MomentumStep:
     lr: float | None
     gain: float | str
     ramp: int
+    amplify: float = 0.0
+    paper: ClassVar[tuple[float, float] | None] = None  # the publication's (eta, zeta); None where they follow N
 
-    def check(self) -> None:
-        """Raise `RuleError` for a number that cannot be."""
+    def __post_init__(self) -> None:
         gain, lr = self.gain, self.lr
         fits = gain in ("auto", "paper") or (is_number(gain) and gain > 0)
         check(fits, "gain", '"auto", "paper" or a number above 0', gain)
@@ -86,12 +88,14 @@ class MomentumStep:
             check_number("momentum", self.momentum, 0, 1)
         check(lr is None or (is_number(lr) and lr > 0), "lr", "a number above 0", lr)
         check_whole("ramp", self.ramp, 0, "of blocks")
+        check_share("amplify", self.amplify)
         if not isinstance(gain, str):
             self.eta_zeta(2)  # a gain in numbers does not depend on N
 
     def eta_zeta(self, workers: int) -> tuple[float, float]:
         """(eta, zeta) with N = `workers`, after the first blocks."""
-        raise NotImplementedError
+        paper = self.paper or (1 - 1 / workers, 1.0)
+        return eta_zeta(workers, self.momentum, self.lr, self.gain, paper, self.amplify)
 
     @property
     def _grows(self) -> bool:

@@ -19,16 +19,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.core.parse import check, is_number
 from paceline.rules.outer.base import Coefficients, Outer, State
 
 EMA = "ema"
 """The name of the state tensor."""
-
-
-def check_decay(decay: object) -> None:
-    """Raise `RuleError` unless `decay` is a number from 0 to below 1."""
-    check(is_number(decay) and 0 <= decay < 1, "ema", "a number from 0 (no average) to below 1", decay)
 
 
 @dataclass(frozen=True)

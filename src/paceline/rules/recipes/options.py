@@ -238,7 +238,7 @@ def schedule(options: BlockOptions) -> EveryBlock:
 
 def growth(options: WireOptions) -> Growth | GivenGrowth | None:
     """The growth of the number of workers that the options describe."""
-    return make_growth(options["grow"], options["rate_exponent"])
+    return None if options["grow"] is None else make_growth(options["grow"], options["rate_exponent"])
 
 
 def own_exponent(options: WireOptions | PacedOptions) -> float:

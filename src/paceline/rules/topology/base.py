@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from paceline.communication.base import Pending, Transport
-from paceline.core.parse import check, is_whole
 from paceline.rules.codec.base import Codec, State, Steps
 from paceline.rules.codec.layout import Layout
 
@@ -123,8 +122,3 @@ class DirectRoute:
     def exchange(self, codec: Codec, x: Tensor, layout: Layout, state: State) -> Steps[tuple[Tensor, State]]:
         """Sum `x` over the workers."""
         return codec.exchange(x, layout, DirectWire(self.transport, self.ordered), state)
-
-
-def check_chunks(chunks: object) -> None:
-    """Raise `RuleError` unless an exchange can be cut into so many chunks."""
-    check(is_whole(chunks) and 1 <= chunks <= 64, "chunks", "a whole number from 1 to 64", chunks)

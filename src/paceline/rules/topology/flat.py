@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.communication.base import Transport
+from paceline.core.parse import check_whole
 from paceline.rules.codec.base import Codec
 from paceline.rules.codec.layout import Layout
-from paceline.rules.topology.base import DirectRoute, Groups, check_chunks
+from paceline.rules.topology.base import DirectRoute, Groups
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Flat:
     ordered: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_chunks(self.chunks)
+        check_whole("chunks", self.chunks, 1, most=64)
 
     def route(self, transport: Transport, operations: int) -> DirectRoute:
         """The route over `transport`."""

@@ -29,10 +29,11 @@ from typing import Literal
 from torch import Tensor
 
 from paceline.communication.base import CompletedOperation, Transport
+from paceline.core.parse import check_whole
 from paceline.errors import RuleError
 from paceline.rules.codec.base import Codec, Result, State, Steps
 from paceline.rules.codec.layout import Layout
-from paceline.rules.topology.base import DirectWire, Groups, check_chunks
+from paceline.rules.topology.base import DirectWire, Groups
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ class Hierarchical:
     ordered: bool = False
 
     def __post_init__(self) -> None:
-        check_chunks(self.chunks)
+        check_whole("chunks", self.chunks, 1, most=64)
         given = self.dimensions
         if isinstance(given, list):
             object.__setattr__(self, "dimensions", tuple(given))

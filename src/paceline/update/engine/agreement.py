@@ -26,12 +26,10 @@ from paceline.core.bits import as_bytes, checksum, is_plain, key
 from paceline.core.flat import (
     Fragment,
     Modules,
-    averaged_buffers,
-    buffer_fragments,
-    fragments,
+    exchanged_buffers,
+    exchanged_parts,
     local,
     module_list,
-    other_buffers,
 )
 from paceline.core.optimizer_state import Named, Owned
 from paceline.errors import MismatchError, UnsupportedError
@@ -88,8 +86,9 @@ def _difference(who: str, first: dict[str, Any], other: str, one: dict[str, Any]
 def broadcast_start(transport: Transport, parts: Sequence[Fragment], source: int = 0) -> None:
     """All workers take the values of rank `source`."""
     for part in parts:
+        device = transport.wire_device(part.device)
         part.refresh()
-        flat = part.whole(transport.wire_device(part.device))
+        flat = part.whole(device)
         transport.broadcast(flat, source).wait()
         part.write(0, part.numel, flat)
 
@@ -100,15 +99,10 @@ LEAST_FROZEN_BYTES = 1 << 20
 """A smaller tensor is copied wherever a state is: that costs nothing, and the file of a global model has it."""
 
 
-def exchanged_parts(model: Modules, owned: Owned) -> list[Fragment]:
-    """The tensors that workers exchange: trained parameters and buffers."""
-    return fragments("parameters", [pair for _, named in owned for pair in named]) + buffer_fragments(model)
-
-
 def untrained(model: Modules, owned: Owned) -> list[tuple[str, Tensor]]:
     """(name, tensor) pairs that workers never exchange and no other run trains; each tensor once."""
     seen = {id(parameter) for _, named in owned for _, parameter in named}
-    seen |= {id(buffer) for _, buffer in averaged_buffers(model) + other_buffers(model)} | set(exit_handling.trained)
+    seen |= {id(buffer) for _, buffer, _ in exchanged_buffers(model)} | set(exit_handling.trained)
     found = []
     for prefix, module in module_list(model):
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -145,7 +139,7 @@ def begin_together(
 ) -> list[Fragment]:
     """Check that all workers attached the same, else raise `MismatchError` on each, and give them rank 0's model;
     returns its exchanged fragments."""
-    parts, rest = exchanged_parts(model, owned), untrained(model, owned)
+    rest, parts = untrained(model, owned), exchanged_parts(model, owned)
     rows = [row for part in parts for row in part.layout()] + layout(rest)
     check_same(transport, rule, rows, settings | about_optimizers(owned))
     exit_handling.claim(transport, owned)

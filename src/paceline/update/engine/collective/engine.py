@@ -151,33 +151,30 @@ class Engine:
     """The steps of a run of several workers; an :class:`paceline.update.engine.protocol.EngineProtocol`.
 
     A choice of the rule during the run changes what it exchanges.
-
-    Attributes:
-        blocks: all fragments of the model, if the rule has blocks and there are several workers.
-        host: the connection among the processes of this host, if they are one worker and any host has several.
-        fragments: the trained parameters and numeric buffers.
-        missed: steps of the other workers in the passes so far that this one did not make, under a block rule.
     """
 
-    blocks: FragmentedModel | None
+    blocks: FragmentedModel | None  # all fragments of the model, if the rule has blocks and there are several workers
     block_exchanges: BlockExchanges | None
     leases: Leases | None = None  # every worker computes all workers' parts of the data
     keeps_steps = True
 
     def __init__(self, run: RunContext) -> None:
         self.run, self.progress, transport = run, run.progress, run.transport
-        rule = run.rule
+        rule = run.tuner.tunables.rule
         self.fragments = begin_together(transport, rule, run.model, run.owned, _what_all_share(run))
         self.rule, self._departures = rule, Departures(lambda: run.loaders.made)
         self.exchanger = self._connect(rule)
+        # the connection among the processes of this host, if they are one worker and any host has several
         self.host = _within_host(run) if rule.settings.within else None
         blocks = None if run.tuner.measured.probing else blocks_of(run, rule, self.exchanger)
         if blocks is not None:  # moments of before attach are rank 0's on all workers
-            agreement.broadcast_start(transport, [state.fragment for state in blocks.moment_states])
+            if moments := [state.fragment for state in blocks.moment_states]:
+                agreement.broadcast_start(transport, moments)
             blocks.capture_moments()
         self.gradient_exchanges = GradientExchanges(run, within_host=self.host is not None)
         self._exchange_blocks(blocks)
         self.handover = Handover(run, self.gradient_exchanges)
+        # steps of the other workers in the passes so far that this one did not make, under a block rule
         self.missed = 0
         self._told = False  # whether the user knows of skipped minibatches
         if self.progress.lockstep:
