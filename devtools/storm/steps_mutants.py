@@ -23,7 +23,7 @@ def _own_newest() -> Any:
     def newest(steps: Any, transport: Any) -> Any:
         for number in reversed(steps.numbers()):
             with contextlib.suppress(CheckpointError, OSError):
-                manifest, state = loading._read(partial(steps.fetch, number), transport.world)
+                manifest, state = loading._read(partial(steps.fetch, number), transport.world, step=True)
                 return loading.FoundCheckpoint(number, steps.name(number), manifest, state)
         return loading.FoundCheckpoint()
 

@@ -91,7 +91,7 @@ def _fill(checkpoint: FoundCheckpoint, fetch: Callable[[Needed], Path], transpor
     """Read a checkpoint; the workers' errors, or ""."""
     problem, about = "", ""
     try:
-        checkpoint.manifest, checkpoint.state = _read(fetch, transport.world)
+        checkpoint.manifest, checkpoint.state = _read(fetch, transport.world, checkpoint.number >= 0)
         files = [checkpoint.manifest["size"], sorted(checkpoint.manifest["files"].items())]
         about = hashlib.sha256(json.dumps(files).encode()).hexdigest()
     except (CheckpointError, OSError) as error:
@@ -118,14 +118,15 @@ def everywhere(store: StepStore, transport: Transport) -> list[int]:
     return sorted({number for one in answers for number in json.loads(one["steps"])})
 
 
-def _read(fetch: Callable[[Needed], Path], world: World) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """A manifest, and this worker's state if as many workers saved it; some worker checks each file."""
+def _read(fetch: Callable[[Needed], Path], world: World, step: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """A manifest, and this worker's state if as many workers saved it; some worker checks each file of a step."""
     manifest = read_manifest(fetch(lambda manifest: _needed(manifest, world)))
     if manifest["size"] == world.size:
         if world.rank == 0:
             check_files(manifest, [GLOBAL])
         return manifest, read_rank(manifest, world.rank)
-    check_files(manifest, all_names(manifest["size"])[world.rank :: world.size])
+    if step:  # an older one may be whole; of a single checkpoint each file that is needed is checked when it is read
+        check_files(manifest, all_names(manifest["size"])[world.rank :: world.size])
     return manifest, None
 
 
