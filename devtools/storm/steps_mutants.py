@@ -23,7 +23,7 @@ def _own_newest() -> Any:
     def newest(steps: Any, transport: Any) -> Any:
         for number in reversed(steps.numbers()):
             with contextlib.suppress(CheckpointError, OSError):
-                manifest, state = loading._read(partial(steps.fetch, number), transport.world)
+                manifest, state = loading._read(partial(steps.fetch, number), transport.world, step=True)
                 return loading.FoundCheckpoint(number, steps.name(number), manifest, state)
         return loading.FoundCheckpoint()
 
@@ -50,7 +50,7 @@ def _takes_the_newest_without_a_look() -> Any:
 
 
 def _does_not_sync_the_manifest() -> Any:
-    return _instead(saving, "write_durably", lambda path, text: runtime.disk().write(path, text.encode()))
+    return _instead(saving, "write_text", lambda path, text: runtime.disk().write(path, text.encode()))
 
 
 @contextlib.contextmanager

@@ -219,7 +219,7 @@ def test_a_full_disk_is_a_warning_on_all_and_the_last_step_stays(
     assert same_bits(outs[0].model, whole[0].model)
 
 
-@pytest.mark.parametrize("place", ["write_rank", "write_model", "sync_folder", "write_durably", "_replace"])
+@pytest.mark.parametrize("place", ["write_rank", "write_model", "sync_folder", "write_text", "_replace"])
 def test_killed_at_any_place_of_writing(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a kill leaves it: nothing that came after has happened."""
     stopped(tmp_path)

@@ -351,8 +351,7 @@ class AutoCheckpointer:
         writer = self._writer
         if self._refusal:
             raise CheckpointError(self._world.sign(self._refusal))
-        if writer.lost:
-            writer.raise_lost()
+        writer.raise_lost()
         if writer.stopped:
             return
         position = self._source.exchange_position()

@@ -7,10 +7,11 @@ that nothing outside of the checkpoint's directory is read, whatever a manifest 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,19 @@ def write_text(path: Path, text: str) -> None:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _reading(file: Path, wrong: str) -> Iterator[None]:
+    """Inside, what is read of a file of a checkpoint; `CheckpointError` if the disk fails, or `wrong` is so."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}; take an older checkpoint") from error
+    except (SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} {wrong}: {type(error).__name__}: {error}") from error
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, with the `directory` of its files."""
     disk = runtime.disk()
@@ -178,14 +192,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{place} is a link, and a step is a directory of its own: put a copy in its place")
     if disk.is_link(file) or disk.size(file) > MANIFEST_LIMIT:
         raise CheckpointError(f"{file} is no manifest of ours: it is a link, or has more than {MANIFEST_LIMIT} bytes")
-    try:
+    with _reading(file, "is damaged"):
         manifest = json.loads(disk.read(file).decode())
         kind, size = manifest["format"], manifest["size"]
         files, _ = manifest["files"], manifest["rule"] if kind == FORMAT else ""
-    except OSError as error:  # such as a failing disk
-        raise CheckpointError(f"{file} cannot be read: {error}; take an older checkpoint") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{file} is damaged: {type(error).__name__}: {error}") from error
     if kind != FORMAT:
         raise CheckpointError(f"{path} has format {kind}, and this paceline reads {FORMAT}")
     if not isinstance(files, dict):
@@ -211,10 +221,8 @@ def checked(manifest: dict[str, Any], name: str) -> Path:
         raise CheckpointError(f"{file} is a link, and a checkpoint has files only: put a copy in its place")
     if not disk.is_file(file):
         raise CheckpointError(f"{file} is missing")
-    try:
+    with _reading(file, "is damaged"):
         digest = sha256(file)
-    except OSError as error:  # such as a failing disk
-        raise CheckpointError(f"{file} cannot be read: {error}; take an older checkpoint") from error
     if digest != manifest["files"].get(name):
         raise CheckpointError(
             f"{file} is damaged: its sha256 sum is not the one in {MANIFEST}; take an older checkpoint"
@@ -223,37 +231,22 @@ def checked(manifest: dict[str, Any], name: str) -> Path:
 
 
 def read_json(file: Path) -> Any:
-    """The content of a JSON file of a checkpoint; `CheckpointError` if it is no JSON."""
-    try:
+    """The content of a JSON file of a checkpoint."""
+    with _reading(file, "is no JSON"):
         return json.loads(runtime.disk().read(file).decode())
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is no JSON: {error}") from error
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file of a checkpoint; `CheckpointError` if it is none."""
-    try:
-        with runtime.disk().reading(file) as there:
-            return load_file(there)
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
-    except (SafetensorError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{file} is no safetensors file: {error}") from error
+    """The tensors of a safetensors file of a checkpoint."""
+    with _reading(file, "is no safetensors file"), runtime.disk().reading(file) as there:
+        return load_file(there)
 
 
 def read_rank(manifest: dict[str, Any], rank: int) -> dict[str, Any]:
-    """The state that a rank saved; `CheckpointError` if a file is damaged or holds something else."""
+    """The state that a rank saved."""
     tensors, rest = (checked(manifest, name) for name in rank_names(rank))
-    try:
+    with _reading(tensors, f"or {rest.name} holds something else than a checkpoint does"):
         state: dict[str, Any] = build(read_json(rest), read_tensors(tensors))
-    except CheckpointError:
-        raise
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{tensors} or {rest.name} holds something else than a checkpoint does: {type(error).__name__}: {error}"
-        ) from error
     return state
 
 
@@ -261,16 +254,12 @@ def check_files(manifest: dict[str, Any], names: Iterable[str]) -> None:
     """Raise `CheckpointError` for the first of these files that is damaged or of another format."""
     for name in names:
         file = checked(manifest, name)
-        try:
-            if name.endswith(".json"):
-                read_json(file)
-            else:
-                with runtime.disk().reading(file) as there, safe_open(there, framework="pt") as tensors:
-                    tensors.keys()
-        except CheckpointError:
-            raise
-        except (SafetensorError, ValueError, OSError) as error:
-            raise CheckpointError(f"{file} holds something else than its name says: {error}") from error
+        if name.endswith(".json"):
+            read_json(file)
+            continue
+        with _reading(file, "holds something else than its name says"), runtime.disk().reading(file) as there:
+            with safe_open(there, framework="pt") as tensors:
+                tensors.keys()
 
 
 Working = Callable[[Transport, Callable[[], None]], None]

@@ -6,9 +6,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from paceline.checkpoint.files import (
@@ -91,7 +91,7 @@ def _fill(checkpoint: FoundCheckpoint, fetch: Callable[[Needed], Path], transpor
     """Read a checkpoint; the workers' errors, or ""."""
     problem, about = "", ""
     try:
-        checkpoint.manifest, checkpoint.state = _read(fetch, transport.world)
+        checkpoint.manifest, checkpoint.state = _read(fetch, transport.world, checkpoint.number >= 0)
         files = [checkpoint.manifest["size"], sorted(checkpoint.manifest["files"].items())]
         about = hashlib.sha256(json.dumps(files).encode()).hexdigest()
     except (CheckpointError, OSError) as error:
@@ -118,14 +118,15 @@ def everywhere(store: StepStore, transport: Transport) -> list[int]:
     return sorted({number for one in answers for number in json.loads(one["steps"])})
 
 
-def _read(fetch: Callable[[Needed], Path], world: World) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """A manifest, and this worker's state if as many workers saved it; some worker checks each file."""
+def _read(fetch: Callable[[Needed], Path], world: World, step: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """A manifest, and this worker's state if as many workers saved it; some worker checks each file of a step."""
     manifest = read_manifest(fetch(lambda manifest: _needed(manifest, world)))
     if manifest["size"] == world.size:
         if world.rank == 0:
             check_files(manifest, [GLOBAL])
         return manifest, read_rank(manifest, world.rank)
-    check_files(manifest, all_names(manifest["size"])[world.rank :: world.size])
+    if step:  # an older one may be whole; of a single checkpoint each file that is needed is checked when it is read
+        check_files(manifest, all_names(manifest["size"])[world.rank :: world.size])
     return manifest, None
 
 
@@ -136,7 +137,7 @@ def _needed(manifest: dict[str, Any], world: World) -> list[str]:
     return [*([GLOBAL] if world.rank == 0 else []), *rank_names(world.rank)]
 
 
-class CheckpointFinder:
+class CheckpointFinder(AbstractContextManager["CheckpointFinder"]):
     """Finds the checkpoint to resume, the same on all workers; fetched files exist until the end of the `with`.
 
     Args:
@@ -153,12 +154,7 @@ class CheckpointFinder:
         self._own: StepStore | None = store_for(own) if own is not None else None
         self._stores: list[StepStore] = [] if self._own is None else [self._own]
 
-    def __enter__(self) -> CheckpointFinder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for store in self._stores:
             store.close()
 
@@ -192,13 +188,12 @@ class CheckpointFinder:
         return single(path, self._transport)
 
     def _named_by_url(self, url: str) -> FoundCheckpoint:
-        store = store_for(parent_and_number(url)[0] if is_step(url) else url)
+        head, _, last = url.rstrip("/").rpartition("/")
+        step = STEP.fullmatch(last)
+        store = store_for(url if step is None else head)
         self._stores.append(store)
-        if not is_step(url):
-            checkpoint = self._newest(store)
-            problem = "" if checkpoint.manifest else f"{shown(url)} has no step in it"
-        else:
-            checkpoint, problem = step_of(store, parent_and_number(url)[1], self._transport), ""
+        checkpoint = self._newest(store) if step is None else step_of(store, int(step[1]), self._transport)
+        problem = "" if checkpoint.manifest else f"{shown(url)} has no step in it"
         all_well(self._transport, problem, f"{shown(url)} cannot be resumed")
         return checkpoint
 
@@ -233,12 +228,3 @@ def _same(one: str, other: str) -> bool:
     if mine is None or its is None:
         return shown(one) == shown(other)
     return mine.resolve() == its.resolve()
-
-
-def parent_and_number(url: str) -> tuple[str, int]:
-    """The steps' folder and the step's number, of the URL of one step."""
-    head, _, last = url.rstrip("/").rpartition("/")
-    match = STEP.fullmatch(last)
-    if match is None:
-        raise CheckpointError(f"{shown(url)} is no step; name the folder of the steps, or one of them")
-    return head, int(match[1])

@@ -143,7 +143,7 @@ def _make_partial(path: Path, partial: Path, transport: Transport) -> tuple[bool
 
     Rank 0 writes a mark, by which the first workers of other hosts see whether they share its disk.
     """
-    world, mark = transport.world, runtime.token_hex(8)
+    world, mark, disk, own = transport.world, runtime.token_hex(8), runtime.disk(), partial / MARK
     maker, problem = world.rank == 0, ""
     try:
         _refuse_foreign(path)
@@ -153,7 +153,7 @@ def _make_partial(path: Path, partial: Path, transport: Transport) -> tuple[bool
         problem = str(error)
     mark = all_well(transport, problem, "could not be started", {"mark": mark})[0]["mark"]
     try:
-        if world.local_rank == 0 and not maker and not _has(partial, mark):
+        if world.local_rank == 0 and not maker and not (disk.is_file(own) and disk.read(own) == mark.encode()):
             maker = True
             _start_over(path, partial, mark)
     except (OSError, CheckpointError) as error:
@@ -172,12 +172,6 @@ def _start_over(path: Path, partial: Path, mark: str) -> None:
         _refuse_others(renamed(path))
     disk.make_folder(partial)
     disk.write(partial / MARK, mark.encode())
-
-
-def _has(partial: Path, mark: str) -> bool:
-    """Whether the directory is the one that rank 0 has marked."""
-    file, disk = partial / MARK, runtime.disk()
-    return disk.is_file(file) and disk.read(file) == mark.encode()
 
 
 def _refuse_foreign(path: Path) -> None:
