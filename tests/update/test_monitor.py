@@ -29,7 +29,7 @@ SYNCHRONOUS = {
 
 
 def made_up(world: World) -> Transport:
-    about = {"world": world, "name": "made up", "bytes_sent": 0, "tell": lambda told: None}
+    about = {"world": world, "name": "made up", "bytes_sent": 0, "on_failure": lambda call: None}
     return cast(Transport, SimpleNamespace(now=lambda: module.time.perf_counter(), **about))
 
 
