@@ -25,7 +25,7 @@ TODAY = {
     "exchange_frames": 17,
     "quiet_step_files": 7,
     "attach_files": 50,
-    "attach_changes": 145,
+    "attach_changes": 143,
     "share_files": 13,
     "share_changes": 34,
     "push_files": 20,

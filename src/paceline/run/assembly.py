@@ -41,8 +41,7 @@ from paceline.observe.event_log import EventLog
 from paceline.observe.sinks.dispatcher import Dispatcher
 from paceline.rules.rule import Rule
 from paceline.run import validation
-from paceline.run.hooks import StepHooks
-from paceline.run.mistakes import Mistakes
+from paceline.run.hooks import Mistakes, StepHooks
 from paceline.tuning.period_controller import PeriodController, period_controller_for
 from paceline.tuning.request_files import RequestFiles
 from paceline.tuning.rule_chooser import rule_chooser_for

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.errors import UnsupportedError
-from paceline.run import mistakes
+from paceline.run import hooks
 from paceline_plugins.zero.refusals import Refusal
 from tests.doors.zero.worlds import EVALUATION, passes, run_program, samples
 
@@ -439,8 +439,8 @@ def test_a_process_in_which_nothing_was_attached_before_splits_every_pass(
     before = DataLoader.__iter__
     monkeypatch.setattr(DataLoader, "__iter__", before)  # both as they were, afterwards
     monkeypatch.setattr(LRScheduler, "step", LRScheduler.step)
-    uncached = mistakes._patch_loaders_and_schedulers.__wrapped__
-    monkeypatch.setattr(mistakes, "_patch_loaders_and_schedulers", uncached)
+    uncached = hooks._patch_loaders_and_schedulers.__wrapped__
+    monkeypatch.setattr(hooks, "_patch_loaders_and_schedulers", uncached)
     source = (
         "loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)\nfor epoch in range(3):\n    seen.append([])\n"
     )
