@@ -16,7 +16,6 @@ import paceline.data
 import paceline.rules.recipes
 import paceline.tuning
 import paceline_plugins.data
-from paceline.observe.sinks import Sink
 
 ROOT = Path(paceline.__file__).parent
 WITH_EXAMPLES = sorted(
@@ -26,17 +25,13 @@ WITH_EXAMPLES = sorted(
 )
 FACE: dict[str, Any] = {
     **{name: getattr(paceline, name) for name in ("attach", "attach_arrays", "simulate", "rule_from_text")},
-    **{name: getattr(paceline, name) for name in ("Rule", "Clock", "Guard", "Run")},
-    **{
-        f"Run.{name}": getattr(paceline.Run, name)
-        for name in ("share", "log_to", "tune", "save", "global_model", "model_for_export")
-    },
+    **{name: getattr(paceline, name) for name in ("Rule", "Clock", "Guard")},
     **{name: getattr(paceline.rules.recipes, name) for name in ("bmuf", "sync", "ssp")},
     **{name: getattr(paceline.data, name) for name in ("ShardStream", "BucketBatches", "text_lines", "json_lines")},
     **{name: getattr(paceline_plugins.data, name) for name in ("Files", "Cache", "ParquetDataset")},
     **{name: getattr(paceline.tuning, name) for name in ("WarmUp", "Newbob")},
-    "Sink": Sink,
 }
+OF_RUN = ("share", "log_to", "tune", "save", "global_model", "model_for_export")
 
 
 NEEDS = {"paceline_plugins.data.parquet": "pyarrow"}
@@ -46,6 +41,13 @@ NEEDS = {"paceline_plugins.data.parquet": "pyarrow"}
 @pytest.mark.parametrize("name", FACE)
 def test_the_public_face_has_examples(name: str) -> None:
     assert ">>> " in (inspect.getdoc(FACE[name]) or ""), f"show in the docstring of {name} how it is used"
+
+
+@pytest.mark.parametrize("name", OF_RUN)
+def test_an_example_of_run_calls_each_of_its_methods(name: str) -> None:
+    own, of_run = inspect.getdoc(getattr(paceline.Run, name)) or "", inspect.getdoc(paceline.Run) or ""
+    shown = [line for line in (own + "\n" + of_run).splitlines() if line.startswith((">>> ", "... "))]
+    assert any(f"run.{name}(" in line for line in shown), f"call run.{name} in an example of Run or of its own"
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)

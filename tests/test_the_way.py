@@ -15,21 +15,21 @@ GOALS = {
     "attach_changes": 120,
     "share_files": 10,
     "share_changes": 35,
-    "push_files": 20,
-    "push_changes": 50,
+    "push_files": 14,
+    "push_changes": 47,
 }
 TODAY = {
-    "exchange_files": 24,
-    "exchange_calls": 252,
-    "exchange_changes": 133,
+    "exchange_files": 23,
+    "exchange_calls": 221,
+    "exchange_changes": 107,
     "exchange_frames": 17,
     "quiet_step_files": 7,
-    "attach_files": 50,
+    "attach_files": 45,
     "attach_changes": 143,
-    "share_files": 13,
-    "share_changes": 34,
-    "push_files": 20,
-    "push_changes": 50,
+    "share_files": 10,
+    "share_changes": 33,
+    "push_files": 14,
+    "push_changes": 46,
 }
 """Where a figure is still above its goal, what it is; a change that shortens a way lowers its figure here."""
 

@@ -43,7 +43,7 @@ from torch import nn
 import paceline
 from paceline_plugins.receipts.audit import audit, find
 from paceline_plugins.receipts.chain import Chain
-from paceline_plugins.receipts.compare import first_difference
+from paceline_plugins.receipts.verify_command.again import first_difference
 
 RULES = ("sync()", "bmuf(period=4)", "bmuf(period=16)", "bmuf(period=64)")
 MEDIANS = ("ratio", "least", "most", "processor")

@@ -97,7 +97,7 @@ def in_worker(points: Points) -> None:
     points.around(Exchanger, "open", before="exchange")
     points.around(client.ControlClient, "holds_state", after="holds")
     points.around(joining, "receive_state", before="take")
-    points.around(joining.PackedState, "give", before="give")
+    points.around(joining, "pack_state", after="give")
     points.around(loading.CheckpointFinder, "found", after="resume")
     points.around(assembly, "_load", after="loaded")
     points.around(membership.ElasticMembership, "commit", before="summed", after="verdict")

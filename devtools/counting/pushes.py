@@ -42,11 +42,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import paceline
 from paceline.rules.topology import Sharded
 from paceline.update.server import peer
-from paceline.update.server.durability import Durability
+from paceline.update.server.durability import Durability, Replicas
 from paceline.update.server.ledger_client import SocketLedgerClient
 from paceline.update.server.membership import StallDetector
 from paceline.update.server.protocol import FrameKind
-from paceline.update.server.socket_service import PeerServer, ShardService, SocketService
+from paceline.update.server.socket_service import PeerServer, SocketService
 
 UNIT = 64
 
@@ -130,10 +130,10 @@ class Deaths(KillPoints):
 
     def place(self) -> None:
         """The places of the service."""
-        self.around(ShardService, "push", after="applied")
+        self.around(SocketService, "push", after="applied")
         self.around(PeerServer, "_answer", after="answered")
         self.around(Durability, "_send_replica", before="sends")
-        self.around(Durability, "replica_kept", before="kept", after="told")
+        self.around(Replicas, "kept", before="kept", after="told")
         self.around(SocketService, "_take_over", before="heir", after="takeover")
         self.around(SocketLedgerClient, "secure", before="dry")
         self.around(SocketService, "finish", before="finish")

@@ -17,7 +17,7 @@ import paceline
 from paceline.core import bits
 from paceline.core.bits import checksum
 from paceline.errors import CheckpointError
-from paceline.flow.joining import PackedState, held_by, receive_state, tell_held
+from paceline.flow.joining import held_by, pack_state, receive_state, tell_held
 from paceline.update.engine import agreement
 from tests.helpers import State, adam, same_bits, simulate, state_of
 
@@ -241,9 +241,9 @@ def test_a_state_for_joining_workers_has_the_base_once_if_one_of_them_lacks_it(
             assert ("base.weight" in given.model()) == sent
             nbytes = 0 if told is None else told.wait() or 0
         else:
-            packed = PackedState(*state.given(held_by(transport, [1, 2], state.frozen_keys())))
-            nbytes = packed.nbytes
-            for pending in [one for to in (1, 2) for one in packed.give(transport, to)]:
+            parts = pack_state(*state.given(held_by(transport, [1, 2], state.frozen_keys())))
+            nbytes = sum(part.nbytes for part in parts)
+            for pending in [transport.send(part, to) for to in (1, 2) for part in parts]:
                 pending.wait()
         run.abandon()
         return nbytes

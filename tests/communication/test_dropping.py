@@ -51,7 +51,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Connection, GroupHolder]]:
     """A connection of two over gloo, both in this process, and the first one's group."""
     store = dist.HashStore()
-    monkeypatch.setattr(groups, "_store", lambda: store)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     both = [Connection("dropping", "gloo", rank, 2, LONG_S) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:

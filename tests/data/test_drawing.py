@@ -14,8 +14,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
 
 import paceline
 from paceline.core import rng
-from paceline.data.sampling import order as drawing
-from paceline.data.sampling.order import Drawing, StreamedOrder, drawn
+from paceline.data.sampling import sampler as drawing
+from paceline.data.sampling.sampler import Drawing, StreamedOrder, drawn
 from tests.data.test_shared_loader import Numbers
 from tests.helpers import simulate
 

@@ -12,22 +12,20 @@ from torch.utils.data import DataLoader, TensorDataset
 from paceline.core.world import World
 from paceline.data import LoaderRegistry
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.order import Permutation, Shuffled
-from paceline.data.sampling.sampler import LookupCache
-from paceline.data.sampling.split import EvenAssignment, split_of
+from paceline.data.sampling.position import Position
+from paceline.data.sampling.sampler import Permutation, SamplingPlan, Shuffled
+from paceline.data.sampling.split import EvenAssignment, Portion, split_of
 
 RANGE = st.tuples(st.integers(0, 400), st.integers(0, 100)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 
 @given(st.lists(RANGE, max_size=8), st.lists(RANGE, max_size=3))
-def test_what_was_computed_is_found_and_nothing_else(
-    ranges: list[tuple[int, int]], asked: list[tuple[int, int]]
+def test_what_was_looked_up_together_is_what_each_place_holds(
+    coming: list[tuple[int, int]], asked: list[tuple[int, int]]
 ) -> None:
-    order = Shuffled(500, 3, 1)
-    computed = {place for begin, end in ranges for place in range(begin, end)}
-    asked = [(begin, end) for begin, end in asked if begin < end]
-    known = all(place in computed for begin, end in asked for place in range(begin, end))
-    assert LookupCache(order, ranges).at(asked) == (list(order.at(asked)) if known else None)
+    plan = SamplingPlan(DataLoader(TensorDataset(torch.arange(500)), 4, shuffle=True), 3, Position(), 1)
+    for ranges in (asked, coming, asked):
+        assert plan.ids(Portion(1, ranges), lambda: [Portion(1, coming)]) == Shuffled(500, 3, 1).at(ranges)
 
 
 def test_a_look_at_what_comes_takes_nothing_away() -> None:

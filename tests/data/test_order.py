@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.sampling.order import Drawn, InShards, Order, Sequential, Shuffled, places
+from paceline.data.sampling.sampler import Drawn, InShards, Order, Sequential, Shuffled, places
 
 property_test = settings(database=None, deadline=None, derandomize=True, max_examples=40)
 sizes = st.lists(st.integers(0, 12), max_size=20)

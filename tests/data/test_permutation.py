@@ -9,7 +9,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from paceline.data.sampling.order import LIMIT, Permutation
+from paceline.data.sampling.sampler import LIMIT, Permutation
 
 PINNED = {
     (10, 0): [7, 5, 6, 4, 8, 0, 2, 1, 3, 9],

@@ -17,9 +17,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from paceline.core import rng
-from paceline.data.sampling.order import Drawn, InShards, Sequential, Shuffled
 from paceline.data.sampling.position import Position
-from paceline.data.sampling.sampler import SamplingPlan, generators_of
+from paceline.data.sampling.sampler import Drawn, InShards, SamplingPlan, Sequential, Shuffled, generators_of
 from paceline.data.sampling.split import Portion
 from tests.data.test_shared_loader import Buckets, Numbers, Reversed
 

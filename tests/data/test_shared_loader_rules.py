@@ -21,7 +21,7 @@ import paceline
 from paceline.data import BucketBatches
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling import order as drawing
+from paceline.data.sampling import sampler as drawing
 from paceline.data.sampling.position import Position, ShardProgress
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.forecast.sim import Clock

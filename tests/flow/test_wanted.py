@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 
+from paceline.communication.calls import BLOCK
 from paceline.flow.wanted import WantedWorkers
 from paceline.rules.recipes import rule_from_text
 from paceline.update.engine.blocks.outer_state import Diversity
-from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeSummary, block_kind
+from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeSummary
 
 
 def summary(workers: int, minibatches: int = 4, mean_norm: float = 0.0, leaving: bool = False) -> ExchangeSummary:
     """An exchange to which each worker brings a displacement of norm 1."""
     brings = minibatches > 0
-    header = ExchangeHeader(
-        1, block_kind(0), brings, leaving, True, minibatches, 1.0, float(brings), 9, 0, mean_norm=mean_norm
-    )
+    header = ExchangeHeader(1, BLOCK, brings, leaving, True, minibatches, 1.0, float(brings), 9, 0, mean_norm=mean_norm)
     return ExchangeSummary((header,) * workers)
 
 

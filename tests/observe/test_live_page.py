@@ -20,9 +20,8 @@ import pytest
 from paceline.observe.http_server import MAX_CONNECTIONS, Answer, BoundedServer
 from paceline.observe.reports import read
 from paceline.observe.reports.read import read_run
-from paceline_plugins.report import follow, write_report
-from paceline_plugins.report.follow import RunFollower
-from paceline_plugins.report.live_page import LivePage, Status
+from paceline_plugins.report import live_page, write_report
+from paceline_plugins.report.live_page import LivePage, RunFollower, Status
 from paceline_plugins.report.totals import summarize
 
 from .conftest import Event, lines, pushing, waiting
@@ -109,8 +108,8 @@ def test_of_several_runs_in_a_directory_it_is_the_newest(write_run: Write) -> No
 
 
 def test_a_long_log_is_followed_in_little_memory(write_run: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "MOST_LINES", 4)
-    monkeypatch.setattr(follow, "MOST_REPORTS", 4)
+    monkeypatch.setattr(live_page, "MOST_LINES", 4)
+    monkeypatch.setattr(live_page, "MOST_REPORTS", 4)
     directory = write_run("run", 3)
     follower = RunFollower(directory)
     run = follower.poll()

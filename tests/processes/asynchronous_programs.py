@@ -28,7 +28,7 @@ from paceline.communication.sockets.channel import HEADER_BYTES, FrameHeader, La
 from paceline.communication.torch import transport
 from paceline.rules.traffic import bytes_per_block, overhead_bytes
 from paceline.update.server import rendezvous
-from paceline.update.server.durability import Durability
+from paceline.update.server.durability import Durability, Replicas
 from paceline.update.server.socket_service import SocketService
 from tests.helpers import FEATURES, adam, make_data, momentum_sgd, sgd, state_of
 from tests.processes.together import all_here
@@ -154,11 +154,11 @@ def traffic(directory: Path, say: Saying) -> None:
         inside.operation = False
 
     Transport.sent, Transport.count = beside, operation  # type: ignore[method-assign]
-    applied, secure = Durability.applied, Durability.secure
+    pushed, secure = Replicas.pushed, Durability.secure
     try:
         for name in ("replicas", "exact"):
             if name == "exact":
-                Durability.applied, Durability.secure = lambda self, shard: None, lambda self: None
+                Replicas.pushed, Durability.secure = lambda self, shard: None, lambda self: None
             counted.clear()
             run, _ = train("ssp(staleness=1)", steps, wide())
             service = run._engine._service
@@ -168,7 +168,7 @@ def traffic(directory: Path, say: Saying) -> None:
             say.found[name] = {"channels": sum(sent), "counted": sum(counted), "all": run.bytes_sent}
     finally:
         Transport.sent, Transport.count = counts, count  # type: ignore[method-assign]
-        Durability.applied, Durability.secure = applied, secure
+        Replicas.pushed, Durability.secure = pushed, secure
     numel = sum(p.numel() for p in wide().parameters())
     shards = run.rule.topology.pieces(numel, WORKERS)
     own = [cut.numel for cut in shards if cut.owner == RANK]

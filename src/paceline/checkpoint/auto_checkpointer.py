@@ -43,51 +43,32 @@ MOST_BEAT_S = 5.0
 
 @dataclass(frozen=True)
 class ExchangePosition:
-    """Position in the exchanges of a run; the same on all workers between two exchanges.
+    """Position in the exchanges of a run; the same on all workers between two exchanges."""
 
-    Attributes:
-        count: exchanges begun, as `every_blocks` counts them.
-        sequence: number of the last exchange of any kind.
-        left: number of the first exchange to which a worker contributed nothing more; None while all train.
-        better_later: whether a pending result will have arrived before the next exchange begins.
-        awaited: whether other workers are at the end of the pass already; they come to this place after it.
-    """
-
-    count: int
-    sequence: int = 0
-    left: int | None = None
-    better_later: bool = False
-    awaited: bool = False
+    count: int  # exchanges begun, as `every_blocks` counts them
+    sequence: int = 0  # number of the last exchange of any kind
+    left: int | None = None  # of the first exchange to which a worker contributed nothing more; None while all train
+    better_later: bool = False  # whether a pending result will have arrived before the next exchange begins
+    awaited: bool = False  # whether other workers are at the end of the pass already; they come to this place after it
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What a step holds of a worker.
+    """What a step holds of a worker."""
 
-    Attributes:
-        state: its own.
-        model: the global model, name -> tensor.
-        frozen: key -> (name, values) of the tensors that the state names; neither it nor the model has them.
-    """
-
-    state: dict[str, Any]
-    model: dict[str, Tensor]
+    state: dict[str, Any]  # its own
+    model: dict[str, Tensor]  # the global model
     frozen: dict[str, tuple[str, Tensor]] = field(default_factory=dict)
+    """key -> (name, values) of the tensors that the state names; neither it nor the model has them."""
 
 
 @dataclass(frozen=True)
 class CheckpointSource:
-    """The state of a run, to save.
-
-    Attributes:
-        exchange_position: gives the position in the exchanges.
-        about: gives the manifest's fields besides the sums, `minibatches` among them.
-        kept: gives what a step holds of this worker; tensors are not copied.
-    """
+    """The state of a run, to save."""
 
     exchange_position: Callable[[], ExchangePosition]
-    about: Callable[[], dict[str, Any]]
-    kept: Callable[[], Kept]
+    about: Callable[[], dict[str, Any]]  # the manifest's fields besides the sums, `minibatches` among them
+    kept: Callable[[], Kept]  # tensors are not copied
 
 
 # -- the thread that writes --------------------------------------------------------------------------
@@ -95,55 +76,31 @@ class CheckpointSource:
 
 @dataclass
 class StepReport:
-    """This worker's part of a step that fell due.
+    """This worker's part of a step that fell due."""
 
-    Attributes:
-        count: exchanges begun.
-        about: the manifest's fields.
-        content: to write, or None.
-        missing: why there is no content.
-        stopped_s: how long the training stopped for it, seconds.
-    """
-
-    count: int
-    about: dict[str, Any]
-    content: Content | None = None
-    missing: str = ""
-    stopped_s: float = 0.0
+    count: int  # exchanges begun
+    about: dict[str, Any]  # the manifest's fields
+    content: Content | None = None  # to write
+    missing: str = ""  # why there is no content
+    stopped_s: float = 0.0  # how long the training stopped for it
 
 
 class StepWriter:
-    """Writes reported steps, all workers together.
-
-    Args:
-        store: where the steps lie.
-        keep: how many are kept.
-        transport: the run's connection; every worker constructs its writer at the same place.
-        run: the run's name, from its first worker.
-        note: writes an event into the log.
-
-    Attributes:
-        transport: a connection of the writer's own.
-        claim: this run's claim to the store.
-        free: set while nothing is being written, so that the memory of the last copy may be used.
-        stopped: whether no more steps can be written.
-        lost: why this run must not write any more, until it is raised.
-        damaged: damaged steps, to be set aside with the next one.
-    """
+    """Writes reported steps, all workers together; takes the arguments of :class:`AutoCheckpointer`."""
 
     def __init__(self, store: StepStore, keep: int, transport: Transport, run: str, note: Callable[..., None]) -> None:
         self._store, self._keep, self._note = store, keep, note
-        self.transport = transport.part([list(range(transport.world.size))])
+        self.transport = transport.part([list(range(transport.world.size))])  # the writer's own connection
         self._background = transport.serves_threads
         timeout_s = float(getattr(transport, "timeout_s", 600.0))
         self._working = with_beats(min(MOST_BEAT_S, timeout_s / 4)) if self._background else without_beats
         self._reports: queue.SimpleQueue[StepReport | None] = runtime.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self.free = runtime.Event()
+        self.free = runtime.Event()  # set while nothing is written, so that the memory of the last copy may be used
         self.free.set()
-        self.stopped = self._skip_said = False
-        self.lost = ""
-        self.damaged: list[int] = []
+        self.stopped = self._skip_said = False  # whether no more steps can be written; whether one was skipped
+        self.lost = ""  # why this run must not write any more, until it is raised
+        self.damaged: list[int] = []  # steps to be set aside with the next one
         self.claim = store.claim(self.transport.gather_json(run)[0])
 
     def submit(self, report: StepReport) -> None:
@@ -312,11 +269,9 @@ class AutoCheckpointer:
     """Takes and keeps the steps of a run.
 
     Args:
-        store: for the steps.
+        store: for the steps, of which it holds the newest `keep`.
         every: K, exchanges from one step to the next.
-        keep: how many steps are kept.
         transport: the run's connection; every worker constructs its checkpointer at the same place.
-        source: the state to save.
         note: writes an event into the log.
         run: the run's name, from its first worker.
 
@@ -392,11 +347,7 @@ class AutoCheckpointer:
         return (position.count - self._base) // self._every
 
     def stepped(self) -> None:
-        """The optimizer made a step.
-
-        Raises:
-            CheckpointError: the store has steps of another run, and this run did not resume from them.
-        """
+        """The optimizer made a step; CheckpointError if the run did not resume from the steps in its store."""
         writer = self._writer
         if self._refusal:
             raise CheckpointError(self._world.sign(self._refusal))

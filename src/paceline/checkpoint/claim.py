@@ -46,12 +46,8 @@ class Claim(Protocol):
         """Take it; CheckpointError if the store cannot be written, or another run uses it."""
 
     def check(self) -> None:
-        """Called before a step is written.
-
-        Raises:
-            InUseError: another run uses the store by now.
-            CheckpointError: it is unknown.
-        """
+        """Called before a step is written: InUseError if another run uses the store by now; CheckpointError if it is
+        unknown."""
 
     def release(self) -> None:
         """Release it for other runs."""
@@ -83,12 +79,7 @@ def in_use(place: str, holder: dict[str, Any]) -> InUseError:
 
 
 class DirectoryClaim:
-    """A claim to a directory, which is created.
-
-    Args:
-        directory: of the steps.
-        run: the name of the run.
-    """
+    """A claim to a directory, which is created."""
 
     def __init__(self, directory: Path, run: str) -> None:
         self._directory, self._run = directory, run

@@ -40,19 +40,12 @@ OURS = re.compile(r"being-written|manifest\.json|global\.safetensors|rank-\d{3,}
 
 @dataclass
 class Content:
-    """One worker's part of a checkpoint: copies in host memory, unless training pauses while it is written.
+    """One worker's part of a checkpoint: copies in host memory, unless training pauses while it is written."""
 
-    Attributes:
-        rest: its state without tensors, as JSON.
-        tensors: the tensors of its state, by name.
-        model: the global model, by name; empty if this worker does not write it.
-        frozen: key -> (name, values) of the frozen tensors that it names, not copied.
-    """
-
-    rest: Any
-    tensors: dict[str, Tensor]
-    model: dict[str, Tensor]
-    frozen: dict[str, tuple[str, Tensor]] = field(default_factory=dict)
+    rest: Any  # its state without tensors, as JSON
+    tensors: dict[str, Tensor]  # those of its state
+    model: dict[str, Tensor]  # the global model; empty if this worker does not write it
+    frozen: dict[str, tuple[str, Tensor]] = field(default_factory=dict)  # key -> (name, values), not copied
 
 
 def rank_names(rank: int) -> tuple[str, str]:
@@ -120,12 +113,9 @@ def _each_alone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _sum_of(file: Path, tensors: dict[str, Tensor]) -> str:
-    """The sum that a file of these tensors has to have: of its header, and of what is in memory.
+    """The sum that a file of these tensors has to have: of its header, which is checked, and of what is in memory.
 
     The sum of the file itself would be right for a bit that has flipped since, too.
-
-    Raises:
-        CheckpointError: the header is not that of these tensors.
     """
     with file.open("rb") as written:
         head = written.read(8)
@@ -366,13 +356,9 @@ def without(model: dict[str, Tensor], frozen: Iterable[str]) -> tuple[dict[str, 
 
 
 def complete(model: dict[str, Tensor], saved: dict[str, Any], own: dict[str, Tensor], read: Read) -> None:
-    """Put what `without` has taken out of a model into it again.
+    """Put what `without` has taken out of `model` into it again, from this worker's `own`, or by `read`.
 
-    Args:
-        model: name -> tensor; changed.
-        saved: the state beside it, with the keys of the "frozen" tensors and the first names of "tied" ones.
-        own: this worker's model.
-        read: the values of a frozen tensor.
+    `saved`, the state beside it, has the keys of the "frozen" tensors and the first names of "tied" ones.
     """
     for name, wanted in (saved.get("frozen") or {}).items():
         if name not in model:
@@ -403,11 +389,7 @@ def reader(manifest: dict[str, Any], file_of: Callable[[str], Path]) -> Read:
 
 
 def write_missing(folder: Path, frozen: dict[str, tuple[str, Tensor]]) -> int:
-    """Write the frozen tensors, key -> (name, values), that are not in `folder` yet; the bytes written.
-
-    Raises:
-        CheckpointError: one of them has changed since its key was taken.
-    """
+    """Write the frozen tensors, key -> (name, values), that are not in `folder` yet; the bytes written."""
     disk, nbytes = runtime.disk(), 0
     for wanted, (name, tensor) in frozen.items():
         file = folder / frozen_name(wanted)

@@ -37,23 +37,14 @@ from paceline.errors import CheckpointError
 
 @dataclass
 class FoundCheckpoint:
-    """A checkpoint that is intact on all workers.
+    """A checkpoint that is intact on all workers."""
 
-    Attributes:
-        number: of the step; -1 if there is none.
-        name: for messages.
-        manifest: of the checkpoint.
-        state: this worker's, if as many workers saved it; else None.
-        damaged: number -> error, of newer steps that are damaged.
-        frozen_file: gives the file of a frozen tensor's values.
-    """
-
-    number: int = -1
-    name: str = ""
+    number: int = -1  # of the step; -1 if there is none
+    name: str = ""  # for messages
     manifest: dict[str, Any] = field(default_factory=dict)
-    state: dict[str, Any] | None = None
-    damaged: dict[int, str] = field(default_factory=dict)
-    frozen_file: Callable[[str], Path] = Path
+    state: dict[str, Any] | None = None  # this worker's, if as many workers saved it
+    damaged: dict[int, str] = field(default_factory=dict)  # newer steps that are damaged -> error
+    frozen_file: Callable[[str], Path] = Path  # gives the file of a frozen tensor's values, by its key
 
     @property
     def read_frozen(self) -> Read:
@@ -62,11 +53,7 @@ class FoundCheckpoint:
 
 
 def newest(store: StepStore, transport: Transport) -> FoundCheckpoint:
-    """The newest step that is intact for all workers; every worker calls it and gets the same one.
-
-    Raises:
-        CheckpointError: the steps cannot be listed, on every worker alike.
-    """
+    """The newest step that is intact for all workers; every worker calls it and gets the same one."""
     damaged: dict[int, str] = {}
     for number in reversed(everywhere(store, transport)):
         checkpoint, why = _try(store, number, transport)
@@ -109,7 +96,15 @@ def _fill(checkpoint: FoundCheckpoint, fetch: Callable[[Needed], Path], transpor
         about = hashlib.sha256(json.dumps(files).encode()).hexdigest()
     except (CheckpointError, OSError) as error:
         problem = str(error)
-    return _said(transport, problem, about, checkpoint.name)
+    answers, world = transport.gather_json([problem, about]), transport.world
+    problems = [f"{world.name(rank)}: {one[0]}" for rank, one in enumerate(answers) if one[0]]
+    other = [rank for rank, one in enumerate(answers) if one[1] != answers[0][1]]
+    if other and not problems:
+        problems = [
+            f"{world.name(0)} and {world.names(other)} find different checkpoints at {checkpoint.name}; copy one of "
+            "them to all hosts"
+        ]
+    return "; ".join(problems)
 
 
 def everywhere(store: StepStore, transport: Transport) -> list[int]:
@@ -121,19 +116,6 @@ def everywhere(store: StepStore, transport: Transport) -> list[int]:
         problem = str(error)
     answers = all_well(transport, problem, f"directory {store.shown} cannot be listed", {"steps": json.dumps(numbers)})
     return sorted({number for one in answers for number in json.loads(one["steps"])})
-
-
-def _said(transport: Transport, problem: str, about: str, where: str) -> str:
-    """The workers' errors about a checkpoint; "" if it is intact for all."""
-    answers, world = transport.gather_json([problem, about]), transport.world
-    problems = [f"{world.name(rank)}: {one[0]}" for rank, one in enumerate(answers) if one[0]]
-    other = [rank for rank, one in enumerate(answers) if one[1] != answers[0][1]]
-    if other and not problems:
-        problems = [
-            f"{world.name(0)} and {world.names(other)} find different checkpoints at {where}; copy one of them to all "
-            "hosts"
-        ]
-    return "; ".join(problems)
 
 
 def _read(fetch: Callable[[Needed], Path], world: World) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -181,11 +163,7 @@ class CheckpointFinder:
             store.close()
 
     def found(self) -> FoundCheckpoint:
-        """The checkpoint to resume; without a manifest if the run's own store has no step.
-
-        Raises:
-            CheckpointError: there is none, or no intact one.
-        """
+        """The checkpoint to resume; without a manifest if the run's own store has no step."""
         if self._path is None:
             checkpoint = self._newest(self._own) if self._own is not None else None
             if self._start is not None and (checkpoint is None or not checkpoint.manifest):

@@ -44,15 +44,7 @@ class _Tensors(dict[str, Tensor]):
 
 
 class OldCheckpoint:
-    """A checkpoint of N workers; its files are read, and their sums checked, on access.
-
-    Args:
-        manifest: of the checkpoint.
-        read_frozen: reads the values of its frozen tensors.
-
-    Attributes:
-        size: N.
-    """
+    """A checkpoint of N workers; its files are read, and their sums checked, on access."""
 
     def __init__(self, manifest: dict[str, Any], read_frozen: Read) -> None:
         self.size, self.read_frozen = int(manifest["size"]), read_frozen
@@ -63,8 +55,7 @@ class OldCheckpoint:
     def _find(self, rank: int, path: tuple[str | int, ...]) -> Any:
         """The entry `path` of a rank's state as JSON, or None."""
         if rank not in self._rests:
-            file = checked(self._manifest, rank_names(rank)[1])
-            self._rests[rank] = read_json(file)
+            self._rests[rank] = read_json(checked(self._manifest, rank_names(rank)[1]))
         value = self._rests[rank]
         for step in path:
             inside = step < len(value) if isinstance(value, list) and isinstance(step, int) else step in (value or ())
@@ -148,11 +139,10 @@ def mean_optimizers(old: OldCheckpoint) -> list[dict[str, Any]]:
 
 def _means(kept: dict[str, Any]) -> dict[str, Any]:
     """An optimizer's state of one parameter, with means instead of its floating-point tensors."""
-    return {k: _Mean(v) if isinstance(v, Tensor) and _floats(v) else v for k, v in kept.items()}
-
-
-def _floats(value: Tensor) -> bool:
-    return value.is_floating_point() or value.is_complex()
+    return {
+        k: _Mean(v) if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) else v
+        for k, v in kept.items()
+    }
 
 
 # -- what fits ---------------------------------------------------------------------------------------------------------

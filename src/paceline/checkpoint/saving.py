@@ -30,8 +30,8 @@ from paceline.checkpoint.files import (
     write_missing,
     write_model,
     write_rank,
+    write_text,
 )
-from paceline.checkpoint.files import write_text as write_durably
 from paceline.communication import Transport
 from paceline.core import runtime
 from paceline.core.state_tree import flatten
@@ -43,20 +43,16 @@ PROBLEMS = (OSError, CheckpointError, SafetensorError, MemoryError)
 def save(
     path: Path, transport: Transport, about: dict[str, Any], state: dict[str, Any], model: dict[str, Tensor]
 ) -> None:
-    """Write a checkpoint; every worker calls it at the same place of the program.
+    """Write a checkpoint of this worker's `state` and the global `model`; every worker calls it at the same place.
 
     Args:
         path: the directory to create or replace; on one file system for the workers of a host.
-        transport: the connection.
         about: what the manifest says besides the sums.
-        state: this worker's own state.
-        model: the global model, name -> tensor.
     """
 
     def content() -> Content:
         tensors: dict[str, Tensor] = {}
-        rest = flatten(state, tensors, "")
-        return Content(rest, tensors, model)
+        return Content(flatten(state, tensors, ""), tensors, model)
 
     write(path, transport, about, content, without_beats)
 
@@ -131,12 +127,11 @@ def _tried(action: Callable[[], None]) -> str:
 def _seal(partial: Path, manifest: str, several: bool) -> None:
     """Write the manifest: from now on the directory is a checkpoint, under a name that is not its own yet.
 
-    Args:
-        several: whether other file systems get one, too; after a kill between their renames this one is read.
+    Where `several` file systems get one, this one is read after a kill between their renames.
     """
     disk = runtime.disk()
     disk.remove(partial / MARK)
-    write_durably(partial / MANIFEST, manifest)
+    write_text(partial / MANIFEST, manifest)
     disk.sync_folder(partial)
     if several:
         disk.sync_folder(partial.parent)

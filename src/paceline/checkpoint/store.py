@@ -41,13 +41,9 @@ from paceline.extensions import STORES, extension
 
 
 class StepStore(Protocol):
-    """Steps in a directory or below a URL.
+    """Steps in a directory or below a URL."""
 
-    Attributes:
-        shown: its name for messages, without secrets.
-    """
-
-    shown: str
+    shown: str  # its name for messages, without secrets
 
     def name(self, number: int) -> str:
         """The name of a step for messages."""
@@ -86,11 +82,7 @@ class StepStore(Protocol):
 
 
 class DirectoryStore:
-    """Steps in a directory.
-
-    Args:
-        path: of the directory; a run that writes there creates it.
-    """
+    """Steps in a directory; a run that writes there creates it."""
 
     def __init__(self, path: Path) -> None:
         self._path, self.shown = path, str(path)
@@ -178,10 +170,6 @@ def _kind(entry: Path) -> str:
 
 
 def store_for(place: str | Path) -> StepStore:
-    """The store of a directory or a URL.
-
-    Raises:
-        UnsupportedError: no installed library opens the URL.
-    """
+    """The store of a directory or a URL; UnsupportedError if no installed library opens it."""
     path = local_path(place)
     return DirectoryStore(path) if path is not None else extension(STORES, "remote")(str(place))

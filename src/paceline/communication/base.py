@@ -209,7 +209,7 @@ class Transport(ABC):
     def calling(self, call: str) -> Iterator[None]:
         """Context in which agreements belong to the user's `call`, one of :mod:`paceline.communication.calls`.
 
-        what `before_calls` named is called first.
+        What `before_calls` named is called first.
         """
         self._before_call()
         before, self.call = self.call, call
@@ -268,10 +268,7 @@ def group_of(world: World, groups: Sequence[Sequence[int]]) -> tuple[int, list[i
 def _gather(transport: Transport, out: Tensor, x: Tensor) -> None:
     """all_gather of small host tensors, over the transport's device."""
     device = transport.wire_device(out.device)
-    if device == out.device:
-        transport.all_gather(out, x).wait()
-        return
-    result = out.to(device)
+    result = out.to(device)  # `out` itself where that is its device
     transport.all_gather(result, x.to(device)).wait()
     out.copy_(result)
 

@@ -97,11 +97,13 @@ THEIRS = (*GROUPS, "SLURM_", "PMI_", "MPI_LOCAL", "OMPI_COMM_WORLD_", "PET_", "J
 def worker(environment: Environment) -> Worker | None:
     """This process among all workers; None if no launcher started several.
 
-    Raises:
-        UnsupportedError: the variables are invalid, or lack the store's address.
+    UnsupportedError if the variables are invalid, or lack the store's address.
     """
     if all(name in environment for name in LAUNCHER_VARIABLES):
-        return _launched(environment)
+        rank, size = number(environment, "RANK"), number(environment, "WORLD_SIZE")
+        place = number(environment, "LOCAL_RANK", 0), number(environment, "LOCAL_WORLD_SIZE", 1)
+        master = environment["MASTER_ADDR"], number(environment, "MASTER_PORT")
+        return Worker("the launcher", rank, size, *place, master, env=True)
     task = slurm_worker(environment)
     first = None if task is None else task.master
     process = open_mpi(environment, first)
@@ -113,35 +115,15 @@ def worker(environment: Environment) -> Worker | None:
 
 
 def mpi_process(environment: Environment) -> Worker | None:
-    """This process among those of `mpiexec` or `mpirun`, where that has started several and no other launcher has.
-
-    Raises:
-        UnsupportedError: the variables are invalid.
-    """
+    """This process among those of `mpiexec` or `mpirun`, where that has started several and no other launcher has."""
     if "PMI_RANK" not in environment and "OMPI_COMM_WORLD_RANK" not in environment:
         return None
     result = worker({**environment, "PACELINE_TRANSPORT": "mpi"})
     return result if result is not None and result.says in (HYDRA, OPEN_MPI) else None
 
 
-def _launched(environment: Environment) -> Worker:
-    return Worker(
-        "the launcher",
-        number(environment, "RANK"),
-        number(environment, "WORLD_SIZE"),
-        number(environment, "LOCAL_RANK", 0),
-        number(environment, "LOCAL_WORLD_SIZE", 1),
-        (environment["MASTER_ADDR"], number(environment, "MASTER_PORT")),
-        env=True,
-    )
-
-
 def hosts(environment: Environment) -> Hosts | None:
-    """The hosts of this launcher's job; None if unknown.
-
-    Raises:
-        UnsupportedError: the variables are invalid, or this launcher is not the only one of its host.
-    """
+    """The hosts of this launcher's job; None if unknown. UnsupportedError if its host has other launchers."""
     return kubeflow(environment) or slurm_hosts(environment) or indexed(environment)
 
 
@@ -162,11 +144,7 @@ def alone(environment: Environment) -> dict[str, str]:
 def own_device(local_rank: int, size: int, visible: str | None, devices: int) -> str | None:
     """The CUDA_VISIBLE_DEVICES by which a worker's "cuda" is its own device; None where there is nothing to choose.
 
-    Args:
-        local_rank: of the worker within its host.
-        size: workers.
-        visible: the variable's present value, or None.
-        devices: visible CUDA devices.
+    `visible` is the variable's present value, and `devices` the number of visible devices.
     """
     if devices < 2 or size == 1:
         return None
@@ -207,12 +185,7 @@ def hydra(environment: Environment) -> Worker | None:
 
 
 def open_mpi(environment: Environment, first: tuple[str, int] | None = None) -> Worker | None:
-    """A process of Open MPI's `mpirun`; None elsewhere, and for a job of one.
-
-    Args:
-        environment: of the process.
-        first: the store's address from the scheduler around it, if any.
-    """
+    """A process of Open MPI's `mpirun`; None elsewhere, and for a job of one. `first`: the store's, from Slurm."""
     if "OMPI_COMM_WORLD_RANK" not in environment or number(environment, "OMPI_COMM_WORLD_SIZE", 1) == 1:
         return None
     process = Worker(
@@ -252,11 +225,7 @@ INDEXED_PORT = 29_400
 
 
 def kubeflow(environment: Environment) -> Hosts | None:
-    """The pods of a TrainJob; None elsewhere.
-
-    Raises:
-        UnsupportedError: the number of pods is not fixed.
-    """
+    """The pods of a TrainJob; None elsewhere. UnsupportedError if their number is not fixed."""
     if not all(environment.get(name) for name in KUBEFLOW):
         return None
     nodes = environment["PET_NNODES"]
@@ -273,12 +242,7 @@ def kubeflow(environment: Environment) -> Hosts | None:
 
 
 def indexed(environment: Environment, name: Callable[[], str] = socket.getfqdn) -> Hosts | None:
-    """The pods of an Indexed Job; None elsewhere.
-
-    Args:
-        environment: of the launcher.
-        name: gives the full name of this host.
-    """
+    """The pods of an Indexed Job; None elsewhere. `name` gives the full name of this host."""
     if not environment.get(INDEX):
         return None
     index = number(environment, INDEX)
@@ -296,11 +260,7 @@ def _pod_0(environment: Environment, index: int, name: Callable[[], str]) -> tup
 
 
 def kubeflow_worker(environment: Environment) -> Worker | None:
-    """A pod of a TrainJob that runs one worker without a launcher; None elsewhere.
-
-    Raises:
-        UnsupportedError: the pods shall run several workers each, and no launcher has started them.
-    """
+    """A pod of a TrainJob that runs one worker without a launcher; None elsewhere."""
     job = kubeflow(environment)
     if job is None or job.count == 1:
         return None
@@ -332,11 +292,7 @@ _ITEMS = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 
 
 def expand(text: str) -> list[str]:
-    """The names of the hosts, in the order of the list.
-
-    Raises:
-        UnsupportedError: it is no such list, or one of more than `MOST_HOSTS` names.
-    """
+    """The names of the hosts, in the order of the list; at most `MOST_HOSTS`."""
     items = _ITEMS.findall(text)
     if ",".join(items) != text or not items:
         raise _wrong(text, "brackets or commas do not match")
@@ -377,11 +333,7 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def slurm_hosts(environment: Environment) -> Hosts | None:
-    """The nodes of the step that this launcher is part of, or of an allocation of one node; None without Slurm.
-
-    Raises:
-        UnsupportedError: the step has several launchers on a node, or there is no step and several nodes.
-    """
+    """The nodes of the step that this launcher is part of, or of an allocation of one node; None without Slurm."""
     if "SLURM_JOB_ID" not in environment:
         return None
     says, count = _says(environment), _nodes(environment)

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.data.ledger.epoch_ledger import Mark, Question
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import Leases, Mark, Question
 from paceline.data.ledger.ranges import Ranges
-from paceline.errors import CheckpointError, DesyncError, GivenUpError, MismatchError, PeerLostError
+from paceline.errors import CheckpointError, DesyncError, MismatchError, PeerLostError
 from paceline.flow.control.client import ControlClient
 from paceline.flow.control.messages import Generation
 from paceline.flow.membership import CommitReport, ElasticMembership
@@ -43,14 +42,7 @@ Total = tuple[Tensor, State]
 
 
 class CommittingExchanger(Exchanger):
-    """Makes exchanges among changing members.
-
-    Args:
-        membership: the membership.
-        rule: has the codec of the chunks, and the route over which they are summed.
-        tuner: changes settings during the run.
-        report: gives what an exchange reports to the control plane.
-    """
+    """Makes exchanges among changing members."""
 
     keeps = True
 
@@ -59,7 +51,7 @@ class CommittingExchanger(Exchanger):
         membership: ElasticMembership,
         rule: Rule,
         tuner: Tuner,
-        report: Callable[[ExchangeSummary], CommitReport],
+        report: Callable[[ExchangeSummary], CommitReport],  # gives what an exchange reports to the control plane
     ) -> None:
         self.membership, self._rule, self.tuner, self.report = membership, rule, tuner, report
         self.sent, self.wire_s = 0, 0.0  # bytes of the last exchange, and its seconds once all members had come to it
@@ -96,23 +88,15 @@ class CommittingExchanger(Exchanger):
 
 
 class CommittedExchange:
-    """One exchange among members that may change during it.
-
-    Args:
-        exchanger: the connection.
-        header: this worker's.
-        chunks: the payload.
-        number: counts the exchanges of this payload.
-        checksum: gives the checksum of the common state for the header, when the members have changed.
-    """
+    """One exchange among members that may change during it."""
 
     def __init__(
         self,
         exchanger: CommittingExchanger,
-        header: ExchangeHeader,
+        header: ExchangeHeader,  # this worker's
         chunks: Sequence[Chunk],
-        number: int,
-        checksum: Callable[[], int],
+        number: int,  # counts the exchanges of these chunks
+        checksum: Callable[[], int],  # of the common state for the header, when the members have changed
     ) -> None:
         self._exchanger, self._membership = exchanger, exchanger.membership
         self._header, self._number, self._checksum = header, number, checksum
@@ -176,8 +160,6 @@ class CommittedExchange:
                 if summary.asked:
                     self._heard = self._exchanger.tuner.gather(self._membership.transport)
                 self._arrived = summary, totals
-            except GivenUpError:
-                raise
             except PeerLostError as error:
                 self._again()
                 self._membership.renew(self._membership.failed(error))
@@ -234,11 +216,7 @@ class UncommittedPlaces:
             self._by_step.popleft()
 
     def of_exchange(self, own: ExchangeHeader, committed: int) -> tuple[list[Mark], list[Mark], dict[str, Any]]:
-        """The marks of an exchange for the ledger.
-
-        Args:
-            own: this worker's header.
-            committed: steps of this worker that are in the exchange, or were in earlier ones.
+        """The marks of an exchange for the ledger, from this worker's header and its steps that are committed with it.
 
         Returns:
             The places whose work enters the global model; those whose work was rejected, so that another worker uses
@@ -259,15 +237,11 @@ class ControlLedgerClient(Leases):
     A worker without data left waits until the epoch is over for all workers, because live workers take over the data of
     a lost one. Meanwhile it joins exchanges with the work that it has. An exchange is committed as a whole, or not at
     all, and members wait for each other at every one; what remains of a checkpoint's epoch they report by `expect`.
-
-    Args:
-        control: the client of the control plane.
-        join: called while there is no data: joins the exchange to which this worker is called, if any.
-        applied: the exchange whose state this worker's model has.
     """
 
     def __init__(self, control: ControlClient, join: Callable[[], None], applied: Callable[[], int]) -> None:
-        self._control, self._join, self._applied = control, join, applied
+        self._control, self._join = control, join  # `join`: the exchange to which this worker is called, if any
+        self._applied = applied  # the exchange whose state this worker's model has
 
     def ask(self, question: Question) -> Mark | None:
         while True:

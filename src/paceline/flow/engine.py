@@ -29,14 +29,7 @@ from paceline.update.exchange.exchanger import ExchangeSummary
 
 
 class ElasticEngine:
-    """The steps of a worker in an elastic run; a :class:`paceline.update.engine.protocol.EngineProtocol`.
-
-    Args:
-        run: what the parts of the run share; its rule is a block rule.
-        membership: this worker's membership.
-        given: gives the state and the global model for joining workers that hold the frozen tensors of these keys.
-        frozen_keys: gives the keys of this worker's frozen tensors.
-    """
+    """The steps of a worker in an elastic run; a :class:`paceline.update.engine.protocol.EngineProtocol`."""
 
     gradients_due = False
 
@@ -44,6 +37,7 @@ class ElasticEngine:
         self,
         run: RunContext,
         membership: ElasticMembership,
+        # gives the state and the global model for joining workers that hold the frozen tensors of these keys
         given: Callable[[dict[str, str]], tuple[dict[str, Any], dict[str, Any]]],
         frozen_keys: Callable[[], dict[str, str]],
     ) -> None:

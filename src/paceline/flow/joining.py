@@ -37,7 +37,7 @@ from paceline.communication.base import Pending, Transport
 from paceline.communication.calls import AGREEMENT
 from paceline.core.bits import KEY_CHARACTERS
 from paceline.core.state_tree import build, flatten
-from paceline.errors import CheckpointError, GivenUpError, PeerLostError
+from paceline.errors import CheckpointError, PeerLostError
 from paceline.flow.membership import ElasticMembership
 from paceline.update.engine import agreement
 from paceline.update.engine.agreement import take_untrained
@@ -89,36 +89,17 @@ def held_by(transport: Transport, ranks: Sequence[int], keys: dict[str, str]) ->
     return held
 
 
-class PackedState:
-    """A snapshot of a state, ready to be sent to several workers.
-
-    Args:
-        state: as a checkpoint of one worker has it.
-        model: the global model, name -> tensor.
-    """
-
-    def __init__(self, state: dict[str, Any], model: dict[str, Tensor]) -> None:
-        tensors: dict[str, Tensor] = {}
-        rest = {"state": flatten(state, tensors, "state"), "model": flatten(model, tensors, "model")}
-        blob = save({name: _own(tensor) for name, tensor in tensors.items()})
-        text = json.dumps({**rest, "sha256": hashlib.sha256(blob).hexdigest()}).encode()
-        self._parts = [torch.tensor([len(text), len(blob)]), _bytes(text), _bytes(blob)]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes sent to each worker."""
-        return sum(part.numel() * part.element_size() for part in self._parts)
-
-    def give(self, transport: Transport, to: int) -> list[Pending]:
-        """Start to send it to `to`."""
-        return [transport.send(part, to) for part in self._parts]
+def pack_state(state: dict[str, Any], model: dict[str, Tensor]) -> list[Tensor]:
+    """What is sent of a state, as a checkpoint of one worker has it, and of the global model."""
+    tensors: dict[str, Tensor] = {}
+    rest = {"state": flatten(state, tensors, "state"), "model": flatten(model, tensors, "model")}
+    blob = save({name: _own(tensor) for name, tensor in tensors.items()})
+    text = json.dumps({**rest, "sha256": hashlib.sha256(blob).hexdigest()}).encode()
+    return [torch.tensor([len(text), len(blob)]), _bytes(text), _bytes(blob)]
 
 
 def receive_state(transport: Transport, source: int, limit: int) -> GivenState:
-    """Receive the state from `source`.
-
-    Args:
-        limit: bytes of tensors, at most.
+    """Receive the state from `source`, with at most `limit` bytes of tensors.
 
     Raises:
         PeerLostError: it did not arrive.
@@ -161,19 +142,13 @@ def _bytes(data: bytes) -> Tensor:
 
 
 class Donor:
-    """Sends this worker's state to joining workers, if the control plane names it the donor.
-
-    Args:
-        membership: this worker's membership.
-        monitor: writes the event log.
-        given: gives the state and the global model for joining workers that hold the frozen tensors of these keys.
-        frozen_keys: gives the keys of this worker's frozen tensors.
-    """
+    """Sends this worker's state to joining workers, if the control plane names it the donor."""
 
     def __init__(
         self,
         membership: ElasticMembership,
         monitor: Monitor,
+        # gives the state and the global model for joining workers that hold the frozen tensors of these keys
         given: Callable[[dict[str, str]], tuple[dict[str, Any], dict[str, Any]]],
         frozen_keys: Callable[[], dict[str, str]],
     ) -> None:
@@ -188,32 +163,25 @@ class Donor:
         ranks = [membership.rank_of(worker) for worker in sorted(generation.newcomers)]
         self._sending = []
         try:
-            packed = PackedState(*self._given(held_by(membership.transport, ranks, self._frozen_keys())))
+            parts = pack_state(*self._given(held_by(membership.transport, ranks, self._frozen_keys())))
             for rank in ranks:
-                self._sending += packed.give(membership.transport, rank)
+                for part in parts:
+                    self._sending.append(membership.transport.send(part, rank))
         except PeerLostError:
             return  # the members will change again
-        self._monitor.note("gave", workers=sorted(generation.newcomers), bytes=packed.nbytes)
+        self._monitor.note("gave", workers=sorted(generation.newcomers), bytes=sum(part.nbytes for part in parts))
 
 
 class Joining:
-    """Gets the run's state for a worker.
-
-    Args:
-        membership: its membership.
-        owned: (optimizer, its named parameters) pairs.
-        parts: the exchanged tensors, which all members start with alike.
-        rest: (name, tensor) pairs that are not exchanged.
-        frozen_keys: gives the keys of the large ones of them.
-    """
+    """Gets the run's state for a worker."""
 
     def __init__(
         self,
         membership: ElasticMembership,
         owned: Owned,
-        parts: list[Fragment],
-        rest: Sequence[tuple[str, Tensor]] = (),
-        frozen_keys: Callable[[], dict[str, str]] = dict,
+        parts: list[Fragment],  # the exchanged tensors, which all members start with alike
+        rest: Sequence[tuple[str, Tensor]] = (),  # what is not exchanged, by name
+        frozen_keys: Callable[[], dict[str, str]] = dict,  # gives the keys of the large ones of them
     ) -> None:
         self._membership, self._owned, self._parts, self._rest = membership, owned, parts, rest
         self._frozen_keys = frozen_keys
@@ -246,8 +214,6 @@ class Joining:
                         agreement.broadcast_start(membership.transport, self._parts)
                         take_untrained(membership.transport, self._rest)
                 return
-            except GivenUpError:
-                raise
             except PeerLostError as error:
                 membership.renew(membership.failed(error))
 
@@ -277,11 +243,8 @@ class Joining:
     def resume(self, resume: Callable[[], bool]) -> bool:
         """Resume from a checkpoint, all members together; repeated if they change meanwhile.
 
-        Args:
-            resume: resumes once; returns whether there was a checkpoint.
-
         Returns:
-            True if there was one, or a live worker sent this worker the state.
+            True if there was one, as `resume` says, or a live worker sent this worker the state.
         """
         if self.settled:
             return self.given is not None or resume()
@@ -289,8 +252,6 @@ class Joining:
         while not self.settled:
             try:
                 result = resume()
-            except GivenUpError:
-                raise
             except PeerLostError as error:
                 self._membership.renew(self._membership.failed(error))
                 self._start_again()  # the members have changed

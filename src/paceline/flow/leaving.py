@@ -77,12 +77,7 @@ LOST = (
 
 
 class Leaving:
-    """Lets a worker leave in order.
-
-    Args:
-        membership: its membership.
-        holds: whether it holds the state, so that its work counts.
-    """
+    """Lets a worker leave in order; its work counts if it holds the state."""
 
     def __init__(self, membership: ElasticMembership, holds: Callable[[], bool]) -> None:
         self._membership, self._holds = membership, holds
@@ -111,8 +106,7 @@ class Leaving:
     def leave(self, exchange: Callable[[], object]) -> NoReturn:
         """Say goodbye, and end the program; all work of this worker is committed.
 
-        Args:
-            exchange: makes an exchange, after which joining workers hold the state as well.
+        After an `exchange` joining workers hold the state as well.
         """
         membership, control = self._membership, self._membership.control
         while (others := control.leave(wire.LEAVES)) is not None:

@@ -83,13 +83,7 @@ class CommitReport(NamedTuple):
 
 
 class ElasticMembership:
-    """This worker's membership.
-
-    Args:
-        control: the client of the control plane.
-        listener: the listener for other members.
-        settings: of the run.
-    """
+    """This worker's membership."""
 
     def __init__(self, control: ControlClient, listener: RingListener, settings: Settings) -> None:
         self.control, self._listener, self._settings = control, listener, settings
@@ -170,8 +164,6 @@ class ElasticMembership:
             try:
                 self._connect(generation)
                 return
-            except GivenUpError:
-                raise
             except PeerLostError as error:
                 generation = self.failed(error)
 
@@ -202,7 +194,9 @@ class ElasticMembership:
             call()
 
     def failed(self, error: PeerLostError) -> Generation:
-        """Report a failed exchange; returns the generation for the next attempt."""
+        """Report a failed exchange; the generation for the next attempt, unless the run has given this worker up."""
+        if isinstance(error, GivenUpError):
+            raise error
         inner = self.transport.inner
         suspects = [self.generation.workers[rank] for rank in inner.lost]
         return self.control.failed(self.generation.number, str(error), suspects)

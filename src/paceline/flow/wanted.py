@@ -43,10 +43,7 @@ class WantedWorkers:
     def after(self, summary: ExchangeSummary, blocks: FragmentedModel, fragment: int) -> tuple[int, float]:
         """(members that are wanted after this exchange, how many workers the present ones are worth); changes nothing.
 
-        Args:
-            summary: of the exchange.
-            blocks: all fragments, before the exchange is applied.
-            fragment: the one that is exchanged.
+        Called before the exchange of this fragment is applied.
         """
         diversities = [update.numbers.diversity for update in blocks.updates]
         diversities[fragment] = diversities[fragment].after(summary)

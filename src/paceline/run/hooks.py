@@ -41,8 +41,7 @@ from paceline.errors import UnsupportedError
 from paceline.run.validation import MARK
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol
-from paceline.update.exchange.exchanger import is_sampled
-from paceline.update.monitor import skipped
+from paceline.update.monitor import is_sampled, skipped
 
 logger = logging.getLogger("paceline")
 PLAIN_SAMPLERS = (RandomSampler, SequentialSampler, WeightedRandomSampler)
@@ -390,18 +389,21 @@ class ProgramChanges:
     def stepped(self) -> None:
         """A step is over, with its exchange if there was one."""
         written = self._engine.take_written()
-        if written and not self._context.tuner.rule.schedule.overlap:  # else this is within a block
+        if not written:
+            return
+        at = self._engine.exchanged, self._context.progress.steps
+        if self._found and not self._context.tuner.rule.schedule.overlap:  # else this is within a block
             self.tell()
-        if written and is_sampled(self._engine.exchanged):
-            self._hold(written)
+        if is_sampled(at[0]):
+            self._hold(written, at)
 
     def passed(self) -> None:
         """A pass over the data is over, or the first one is to come."""
         if not self._engine.gradients_due:
-            self._hold(self._everything)
+            self._hold(self._everything, self._now)
 
-    def _hold(self, parts: Iterable[Fragment]) -> None:
-        self._at, self._held = self._now, [(part, sums(part)) for part in parts]
+    def _hold(self, parts: Iterable[Fragment], at: tuple[int, int]) -> None:
+        self._at, self._held = at, [(part, sums(part)) for part in parts]
 
     def look(self) -> None:
         """An optimizer is about to step; what is found stays on the device, for which nothing waits within a block."""

@@ -26,7 +26,7 @@ from paceline.core.world import World
 from paceline.data.sharing.loader_registry import SharedLoader
 from paceline.errors import ClosedError
 from paceline.rules.rule import Rule
-from paceline.run import assembly, validation
+from paceline.run import assembly
 from paceline.tuning.request_files import TuneRequest
 from paceline.update.engine import exit_handling, global_model
 from paceline.update.engine.settings import Settings
@@ -150,6 +150,22 @@ class Messages:
 class Run:
     """A model in training under a rule; `attach` returns it. As a context manager it calls `close` at the end.
 
+    >>> import torch, paceline
+    >>> class Lines:  # a sink
+    ...     def log(self, values: dict[str, float], step: int) -> None:
+    ...         print(step, values)
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with paceline.attach(model, optimizer, "bmuf") as run:
+    ...     [len(batch) for batch in run.share(torch.randn(20, 4).split(8))]
+    ...     with run.global_model() as whole:
+    ...         whole is model, run.model_for_export() is model
+    ...     run.log_to(Lines())
+    ...     run.log(loss=0.5)
+    [8, 8, 4]
+    (True, False)
+    0 {'loss': 0.5}
+
     Attributes:
         mistakes: warns of common mistakes of the program.
     """
@@ -250,7 +266,6 @@ class Run:
                 number of steps; fast workers then wait for stragglers at the end.
         """
         self._check_open()
-        validation.check_loader(loader, self.world)
         return self._context.loaders.share(loader, even)
 
     def log(self, /, **values: float) -> None:

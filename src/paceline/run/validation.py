@@ -220,17 +220,6 @@ def check_together(rule: Rule, settings: Settings, sharded: str, world: World) -
             raise UnsupportedError(world.sign(f"{rule.text()}: {why}"))
 
 
-def check_loader(loader: Any, world: World) -> None:
-    """Refuse objects that are not iterables of batches."""
-    if isinstance(loader, nn.Module) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
-        raise UnsupportedError(
-            world.sign(
-                "run.share takes a DataLoader, or an iterable of batches that every worker sees in the same order, "
-                f"got a {type(loader).__name__}"
-            )
-        )
-
-
 def why_unprobed(rule: Rule, model: Modules, owned: Owned, settings: Settings) -> str:
     """Why gradients cannot be exchanged, the same on all workers; empty if they can.
 

@@ -84,14 +84,16 @@ class Rates:
             self.factors[number] = factor
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._put_back(1.0)  # the last step may have raised, and the program may have written a rate since
+        if self._kept:  # the last step may have raised, and the program may have written a rate since
+            self._put_back(1.0)
         self._stepping = optimizer
-        if self.factors or self.common != 1:
+        if self.factors or self._common != 1:
             self._apply(optimizer)
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._stepping = None
-        self._put_back()
+        if self._kept:
+            self._put_back()
 
     def _apply(self, only: Optimizer | None) -> None:
         for number, (optimizer, group) in enumerate(self.groups()):

@@ -33,6 +33,11 @@ BROKEN = 3
 """After so many rejections in a row a worker is reported as probably broken."""
 
 
+def is_sampled(exchange: int) -> bool:
+    """Whether parameters are compared after an exchange where that takes time: the first 8, and each eighth."""
+    return exchange <= 8 or exchange % 8 == 0
+
+
 class LogLine:
     """The counts and times that the next line of the log sums up."""
 
@@ -44,15 +49,6 @@ class LogLine:
         self.delays: Counter[int] = Counter()
         self.refused = 0
         self.effective: float | None = None
-
-    def meets(self, number: int, when: float) -> None:
-        """Note that all workers had entered exchange `number` at `when`.
-
-        A line keeps the exchange whose number is roundest in base 2: lines of different workers end at different
-        exchanges, and most of them still name the same one.
-        """
-        if self.met is None or number & -number >= self.met[0] & -self.met[0]:
-            self.met = number, when
 
 
 def skipped(optimizer: Optimizer) -> bool:
@@ -169,13 +165,12 @@ class Monitor:
 
     def begin(self) -> None:
         """Begin an exchange; the time before was computing, or waiting for data."""
-        now = self._transport.now()
-        self._line.compute_s += self._worked(now)
-        self._since = now
+        self._line.compute_s += self._worked()
 
-    def _worked(self, now: float) -> float:
-        """Seconds of computing since the last exchange; counts those of waiting for data."""
-        span = now - self._since
+    def _worked(self) -> float:
+        """Seconds of computing since the last exchange, up to now; counts those of waiting for data."""
+        now = self._transport.now()
+        span, self._since = now - self._since, now
         data_s = min(self._data_s, span)
         self._line.data_s += data_s
         self.data_s += data_s
@@ -214,11 +209,16 @@ class Monitor:
         self._exchanges, self._block, self._since = self._exchanges + 1, block, now
         if summary is not None:
             line.left_out |= set(summary.left_out)
-            self._note_rejected(summary)
+            if summary.left_out or any(self._in_a_row.values()):
+                self._note_rejected(summary)
+            number = summary.headers[0].sequence
             everybody = len(summary.headers) == self._transport.world.size  # and not the workers of one host
             waited = not self._goes_on or timing.wait_s >= LEAST_S  # else it ended while the worker was computing
-            if everybody and waited and timing.met_at is not None:  # this aligns the clocks of different hosts
-                line.meets(summary.headers[0].sequence, timing.met_at)
+            # This aligns the clocks of different hosts. Lines of different workers end at different exchanges; the one
+            # that is roundest in base 2 is most often in all of them.
+            rounder = line.met is None or number & -number >= line.met[0] & -line.met[0]
+            if everybody and waited and rounder and timing.met_at is not None:
+                line.met = number, timing.met_at
         if now - self._written_s >= FOLD_S or line.left_out:
             self._write(block, warmup)
 
@@ -349,7 +349,7 @@ class Monitor:
             self._event_log.write(kind, **fields)
 
     def close(self, blocks: int) -> None:
-        worked, line = self._worked(self._transport.now()), self._line
+        worked, line = self._worked(), self._line
         if line.exchanges or line.minibatches or line.delays or line.refused or line.data_s >= LEAST_S:
             line.compute_s += worked if not line.exchanges else 0.0
             self._write(blocks, False)

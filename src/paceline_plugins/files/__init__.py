@@ -6,10 +6,9 @@
 :mod:`.placeholders`   `{model}` and the like in the tool's command
 :mod:`.parts`          which part of the data a worker takes
 :mod:`.plan`           the options of a run
-:mod:`.rates`          the rate of a block: a schedule, and Newbob
 :mod:`.invocation`     one invocation of the tool
 :mod:`.workplace`      the files of a run: atomic, resumable
-:mod:`.training`       the loop of a worker
+:mod:`.training`       the loop of a worker, and the rate of a block
 :mod:`.worker`         the program of a worker
 =====================  ===============================================================================
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.sampling.order import Permutation
+from paceline.data.sampling.sampler import Permutation
 from paceline.errors import DataError, UnsupportedError
 
 _EPOCH_KEY = 1_000_003

@@ -33,49 +33,28 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """The options.
+    """The options."""
 
-    Attributes:
-        command: of the tool, with placeholders.
-        starter: in front of it, with this process's id between them: ends the tool with its worker.
-        model: file to start from.
-        out: file of the trained model.
-        work: folder of everything else.
-        rule: as text.
-        format, layout: of model files; None recognises it.
-        data: list of lines, or None.
-        parts: of an epoch.
-        epochs: passes over the data.
-        shuffle: whether epochs have orders of their own.
-        seed: of the orders.
-        lr, lr_final: rate of the first block, and what it falls to; None without one.
-        loss: pattern whose group is the loss in what the tool prints, or None.
-        newbob: whether the rate is halved by it.
-        keep: merged models that are kept.
-        timeout_s: that a worker waits for the tools of the others.
-        model_sum, list_sum: checksums of the contents.
-    """
-
-    command: list[str]
-    starter: list[str]
-    model: str
-    out: str
-    work: str
-    rule: str
-    format: str | None
+    command: list[str]  # of the tool, with placeholders
+    starter: list[str]  # in front of it, with this process's id between them: ends the tool with its worker
+    model: str  # file to start from
+    out: str  # file of the trained model
+    work: str  # folder of everything else
+    rule: str  # as text
+    format: str | None  # format, layout: of model files; None recognises it
     layout: str | None
-    data: str | None
-    parts: int
-    epochs: int
-    shuffle: bool
-    seed: int
-    lr: float | None
+    data: str | None  # list of lines, or None
+    parts: int  # of an epoch
+    epochs: int  # passes over the data
+    shuffle: bool  # whether epochs have orders of their own
+    seed: int  # of the orders
+    lr: float | None  # lr, lr_final: rate of the first block, and what it falls to; None without one
     lr_final: float | None
-    loss: str | None
-    newbob: bool
-    keep: int
-    timeout_s: float
-    model_sum: str = ""
+    loss: str | None  # pattern whose group is the loss in what the tool prints, or None
+    newbob: bool  # whether the rate is halved by it
+    keep: int  # merged models that are kept
+    timeout_s: float  # that a worker waits for the tools of the others
+    model_sum: str = ""  # model_sum, list_sum: checksums of the contents
     list_sum: str = ""
     version: int = field(default=VERSION)
 

@@ -17,13 +17,57 @@ import torch
 from torch import Tensor
 
 from paceline.communication import schedulers
+from paceline.core.world import World
 from paceline.doors.adapters.arrays import WritableRun
 from paceline.errors import DataError, MismatchError
-from paceline_plugins.files import parts, placeholders, rates
+from paceline.tuning import Newbob
+from paceline_plugins.files import parts, placeholders
 from paceline_plugins.files.formats import Format, ModelFile, check_same
 from paceline_plugins.files.invocation import environment_of, invoke, say
 from paceline_plugins.files.plan import Plan, checksum
 from paceline_plugins.files.workplace import Workplace, write
+
+
+def scheduled(start: float, end: float | None, block: int, blocks: int) -> float:
+    """The rate of a block before Newbob's factor."""
+    return start if end is None else start * (end / start) ** (block / max(1, blocks))
+
+
+class Halving:
+    """Newbob over the losses that the tools report; every worker sees the same mean, and scales its own rate at once.
+
+    Args:
+        messages: of the run, for the mean.
+    """
+
+    def __init__(self, messages: Any, **options: float) -> None:
+        self.factor = 1.0  # of the rate
+        self._newbob = Newbob(_Local(self, messages), **options)  # type: ignore[arg-type]
+
+    def validated(self, loss: float) -> bool:
+        """Call it on every worker with the loss of its tool; returns whether to stop."""
+        return self._newbob.validated(loss)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For checkpoints."""
+        return {"factor": self.factor, "newbob": self._newbob.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.factor = float(state["factor"])
+        self._newbob.load_state_dict(state["newbob"])
+
+
+class _Local:
+    """What Newbob asks of a run, so that a halving waits for no exchange: each worker is the one that tunes."""
+
+    world = World()
+
+    def __init__(self, halving: Halving, messages: Any) -> None:
+        self._halving, self.messages = halving, messages
+
+    def tune(self, lr_factor: float) -> None:
+        self._halving.factor *= lr_factor
 
 
 class Progress:
@@ -32,15 +76,13 @@ class Progress:
     Attributes:
         epoch: under way, or next.
         done: parts of it that are done.
-        rows: a row for each block, for the journal.
-        stopped: Newbob ended the training.
         skeleton: the bytes of the model that are no numbers.
     """
 
-    def __init__(self, skeleton: bytes, halving: rates.Halving | None) -> None:
+    def __init__(self, skeleton: bytes, halving: Halving | None) -> None:
         self.epoch = self.done = 0
-        self.rows: list[dict[str, Any]] = []
-        self.stopped = False
+        self.rows: list[dict[str, Any]] = []  # a row for each block, for the journal
+        self.stopped = False  # Newbob ended the training
         self.skeleton, self._halving = skeleton, halving
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,7 +116,7 @@ class Training:
 
     def __init__(self, plan: Plan, run: WritableRun, form: Format, model: ModelFile, keep: set[str]) -> None:
         self._plan, self._run, self._form, self._model, self._keep = plan, run, form, model, keep
-        self._halving = rates.Halving(run.messages) if plan.newbob else None
+        self._halving = Halving(run.messages) if plan.newbob else None
         self._progress = Progress(model.skeleton, self._halving)
         self._place = Workplace(Path(plan.work), Path(plan.model).suffix)
         lines = None if plan.data is None else parts.read_list(Path(plan.data))
@@ -150,7 +192,7 @@ class Training:
             return None
         blocks = plan.epochs * plan.parts // self._run.world.size
         factor = 1.0 if self._halving is None else self._halving.factor
-        return self._run.tuned("lr", factor * rates.scheduled(plan.lr, plan.lr_final, self._blocks, blocks))
+        return self._run.tuned("lr", factor * scheduled(plan.lr, plan.lr_final, self._blocks, blocks))
 
     def _invoke(self, part: int, rate: float | None) -> tuple[ModelFile, float]:
         """Run the tool; the model that it wrote, and its loss."""

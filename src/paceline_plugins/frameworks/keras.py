@@ -38,9 +38,6 @@ class Paceline(keras.callbacks.Callback):  # type: ignore[misc]
         rule: a rule that exchanges blocks.
         settings: as for `paceline.attach`.
 
-    Attributes:
-        run: the :class:`paceline.Run`, e.g. for `run.save`, `run.resume` and `run.world`.
-
     Raises:
         UnsupportedError: the model, the backend or the rule is not supported.
     """
@@ -57,6 +54,7 @@ class Paceline(keras.callbacks.Callback):  # type: ignore[misc]
             self._adapter: _OnVariables | _OnJax = _OnJax(parameters, buffers, chosen, how)
         else:
             self._adapter = _OnVariables(parameters, buffers, chosen, how)
+        # the :class:`paceline.Run`, e.g. for `run.save`, `run.resume` and `run.world`.
         self.run: Run = self._adapter.run
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)  # for a resume

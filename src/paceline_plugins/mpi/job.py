@@ -61,19 +61,15 @@ class MpiJob:
     Args:
         mpi: the module `mpi4py.MPI`.
         timeout_s: for the first meeting of all processes, seconds.
-
-    Attributes:
-        threads: whether several threads may call MPI at once.
-        world: this worker; its hosts are known after the first connection.
-        everyone: a communicator of all processes that no other code of the program uses.
-        on_failure: called once after a failure, with a row for each worker: what it was doing.
     """
 
     def __init__(self, mpi: Any, timeout_s: float) -> None:
         self.mpi = mpi
-        self.threads: bool = mpi.Query_thread() == mpi.THREAD_MULTIPLE
+        self.threads: bool = mpi.Query_thread() == mpi.THREAD_MULTIPLE  # whether several threads may call MPI at once
         self.takes_device_memory = library.takes_device_memory(mpi)
+        # this worker; its hosts are known after the first connection
         self.world = World(mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size())
+        # called once after a failure, with a row for each worker: what it was doing
         self.on_failure: Callable[[list[dict[str, Any]]], None] = lambda rows: None
         self._lock, self._hearing, self._cause_known = threading.Lock(), threading.Lock(), threading.Event()
         self._user, self._process = threading.get_ident(), os.getpid()
@@ -86,6 +82,7 @@ class MpiJob:
         self._connections, self._over = 0, threading.Event()
         self._thread: threading.Thread | None = None
         self._words: Any = None
+        # a communicator of all processes that no other code of the program uses
         self.everyone = self._duplicate(mpi.COMM_WORLD, timeout_s)
         self._words = self._duplicate(self.everyone, timeout_s)
         atexit.register(self._leave)

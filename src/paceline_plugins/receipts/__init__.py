@@ -6,5 +6,5 @@
     DIR/rank-000.jsonl    the chain of worker 0, a line of JSON for each merge (:mod:`.chain`)
     DIR/seal-0.json       what the launcher of host 0 signed when its workers had ended (:mod:`.seal`)
 
-:mod:`.audit` checks them, :mod:`.audit` counts samples, :mod:`.compare` compares a recomputed chain.
+:mod:`.audit` checks them and counts samples, :mod:`.verify_command.again` compares a recomputed chain.
 """

@@ -21,34 +21,22 @@ MOST_TOLD = 3
 
 @dataclass
 class Pass:
-    """What the receipts say of one pass over the data of a loader.
+    """What the receipts say of one pass over the data of a loader."""
 
-    Attributes:
-        total: its places; -1 if its length is not known.
-        given: (begin, end, worker, exchange), as they came.
-        parts: (begin, end, of n) -> (part, worker, exchange), of batches that several workers shared.
-        refused: places in contributions that were left out of the mean.
-    """
-
-    total: int = -1
-    given: list[tuple[int, int, int, int]] = field(default_factory=list)
+    total: int = -1  # its places; -1 if its length is not known
+    given: list[tuple[int, int, int, int]] = field(default_factory=list)  # (begin, end, worker, exchange), as they came
+    # (begin, end, of n) -> (part, worker, exchange), of batches that several workers shared
     parts: dict[tuple[int, int, int], list[tuple[int, int, int]]] = field(default_factory=lambda: defaultdict(list))
-    refused: int = 0
+    refused: int = 0  # places in contributions that were left out of the mean
 
 
 @dataclass(frozen=True)
 class Count:
-    """The result of a count.
+    """The result of a count."""
 
-    Attributes:
-        problems: places that came twice, or never in a pass that is over.
-        notes: what each pass has, in words.
-        unknown: batches whose places are not known.
-    """
-
-    problems: list[str]
-    notes: list[str]
-    unknown: int
+    problems: list[str]  # places that came twice, or never in a pass that is over
+    notes: list[str]  # what each pass has, in words
+    unknown: int  # batches whose places are not known
 
 
 def count(merges: Mapping[int, Iterable[dict[str, Any]]], partial: bool = False) -> Count:
@@ -153,17 +141,11 @@ SHOWN = 16
 
 @dataclass
 class Findings:
-    """What a check found.
+    """What a check found."""
 
-    Attributes:
-        problems: what is wrong, in sentences.
-        open: what cannot be told, in sentences.
-        shown: what is shown to be right, in sentences.
-    """
-
-    problems: list[str] = field(default_factory=list)
-    open: list[str] = field(default_factory=list)
-    shown: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # what is wrong, in sentences
+    open: list[str] = field(default_factory=list)  # what cannot be told, in sentences
+    shown: list[str] = field(default_factory=list)  # what is shown to be right, in sentences
 
     @property
     def code(self) -> int:

@@ -46,21 +46,13 @@ def hash_of(text: str) -> str:
 
 @dataclass
 class Chain:
-    """The chain of one worker, as it was read.
+    """The chain of one worker, as it was read."""
 
-    Attributes:
-        rank: the worker.
-        lines: those that follow from one another.
-        count: how many lines the file has.
-        head: hash of the last line.
-        problems: sentences about what is wrong.
-    """
-
-    rank: int
-    lines: list[dict[str, Any]] = field(default_factory=list)
-    count: int = 0
-    head: str = FIRST
-    problems: list[str] = field(default_factory=list)
+    rank: int  # the worker
+    lines: list[dict[str, Any]] = field(default_factory=list)  # those that follow from one another
+    count: int = 0  # how many lines the file has
+    head: str = FIRST  # hash of the last line
+    problems: list[str] = field(default_factory=list)  # sentences about what is wrong
 
     @property
     def start(self) -> dict[str, Any]:

@@ -96,9 +96,6 @@ def refuse(rule: Rule, world: World, elastic: bool) -> None:
 class Receipts(Observer):
     """The chain of one worker, while it is written; an :class:`paceline.extensions.Observer`.
 
-    Attributes:
-        reached: whether the last exchange of a run that is made again is over.
-
     Raises:
         UnsupportedError: receipts cannot be written under this rule, or the folder cannot be, or it holds the chain of
             a run of another size.
@@ -115,7 +112,7 @@ class Receipts(Observer):
         self._world, self._places, self._until = world, loaders.places, int(until) if until else None
         self._context: RunContext | None = None
         self._engine: EngineProtocol | None = None
-        self.reached = False
+        self.reached = False  # whether the last exchange of a run that is made again is over
         self._before = self._read(folder / chain_name(world.rank))
         self._number, self._previous = self._before.count, self._before.head
         try:

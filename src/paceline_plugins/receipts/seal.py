@@ -85,19 +85,12 @@ def write(folder: Path, authority: Authority, host: int, ranks: Sequence[int]) -
 
 @dataclass(frozen=True)
 class Seal:
-    """A seal whose signature holds.
+    """A seal whose signature holds."""
 
-    Attributes:
-        name: of its file.
-        job: the job of the authority.
-        authority: fingerprint of its key.
-        chains: rank -> (lines, hash of the last one).
-    """
-
-    name: str
-    job: str
-    authority: str
-    chains: dict[int, tuple[int, str]]
+    name: str  # of its file
+    job: str  # the job of the authority
+    authority: str  # fingerprint of its key
+    chains: dict[int, tuple[int, str]]  # rank -> (lines, hash of the last one)
 
 
 def read(path: Path) -> Seal:

@@ -22,17 +22,11 @@ FOLDER, AUTHORITY = "receipts", "authority.pem"
 
 @dataclass(frozen=True)
 class Sealing:
-    """The receipts of one host's workers.
+    """The receipts of one host's workers."""
 
-    Attributes:
-        authority: signs them.
-        cluster: the shape of the run.
-        directory: of the logs.
-    """
-
-    authority: Authority
-    cluster: LaunchCluster
-    directory: Path
+    authority: Authority  # signs them
+    cluster: LaunchCluster  # the shape of the run
+    directory: Path  # of the logs
 
     @property
     def environment(self) -> dict[str, str]:

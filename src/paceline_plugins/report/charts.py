@@ -63,29 +63,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart.
+    """One chart."""
 
-    Attributes:
-        key: its name in addresses and files.
-        title: above it.
-        caption: what it shows, in a sentence.
-        x: label of the x axis, with its unit.
-        y: label of the y axis, with its unit.
-        lines: of it.
-        low: lower end of the y axis; None is by the data.
-        high: upper end of the y axis; None is by the data.
-        bars: whether each point is a bar.
-    """
-
-    key: str
-    title: str
-    caption: str
-    x: str
-    y: str
-    lines: Sequence[Line]
-    low: float | None = 0.0
-    high: float | None = None
-    bars: bool = False
+    key: str  # its name in addresses and files
+    title: str  # above it
+    caption: str  # what it shows, in a sentence
+    x: str  # label of the x axis, with its unit
+    y: str  # label of the y axis, with its unit
+    lines: Sequence[Line]  # of it
+    low: float | None = 0.0  # lower end of the y axis; None is by the data
+    high: float | None = None  # upper end of the y axis; None is by the data
+    bars: bool = False  # whether each point is a bar
 
     def as_json(self) -> dict[str, Any]:
         """For the browser; a number that is not finite is null."""

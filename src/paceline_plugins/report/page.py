@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from io import StringIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline_plugins.report.canvas import COLOURS, GRID, INK, style
@@ -140,12 +139,6 @@ def inline_svg(drawing: Figure, number: int) -> str:
     for colour, own in ((INK, "currentColor"), (GRID, "var(--line)"), (COLOURS[0], "var(--accent)")):
         svg = svg.replace(colour, own)  # for dark mode
     return svg
-
-
-def save_png(drawing: Figure, path: Path, title: str) -> None:
-    """The figure as a PNG file; the title goes into its metadata."""
-    with style():
-        drawing.savefig(path, format="png", facecolor="white", metadata={"Title": title})
 
 
 def _cell(tag: str, value: Any, text: bool) -> str:

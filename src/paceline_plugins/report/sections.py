@@ -42,17 +42,11 @@ class ExtraTable:
 
 @dataclass(frozen=True)
 class Shown:
-    """What the page shows beside the logs.
+    """What the page shows beside the logs."""
 
-    Attributes:
-        title: of the page.
-        extra: the caller's own table.
-        states: of a run that still trains, worker -> its state.
-    """
-
-    title: str
-    extra: ExtraTable | None = None
-    states: Mapping[int, str] | None = None
+    title: str  # of the page
+    extra: ExtraTable | None = None  # the caller's own table
+    states: Mapping[int, str] | None = None  # of a run that still trains, worker -> its state
 
 
 def sections(runs: Sequence[RunLog], drawn: Sequence[Chart], shown: Shown) -> dict[str, str]:

@@ -148,19 +148,12 @@ class _SearchStoppedError(Exception):
 
 @dataclass
 class Search:
-    """A search.
+    """A search."""
 
-    Attributes:
-        directory: of all its files.
-        plan: the options.
-        rounds: of members, one a group; the last may miss results.
-        ended: why there are fewer rounds than planned.
-    """
-
-    directory: Path
-    plan: SearchPlan
-    rounds: list[list[PopulationMember]]
-    ended: str = ""
+    directory: Path  # of all its files
+    plan: SearchPlan  # the options
+    rounds: list[list[PopulationMember]]  # of members, one a group; the last may miss results
+    ended: str = ""  # why there are fewer rounds than planned
     _busy: set[int] = field(default_factory=set)
 
     @classmethod

@@ -32,21 +32,13 @@ TOGETHER = ("gain", "outer_momentum", "outer_lr")
 
 @dataclass(frozen=True)
 class PopulationMember:
-    """A group in a round.
+    """A group in a round."""
 
-    Attributes:
-        values: of its settings.
-        tune: arguments of `run.tune` at the start of the round that set them.
-        source: the group whose checkpoint of the round before it starts from; None for a fresh start.
-        measure: its result; None before, and if it failed.
-        failed: why it failed.
-    """
-
-    values: Values
-    tune: Changes
-    source: int | None = None
-    measure: float | None = None
-    failed: str = ""
+    values: Values  # of its settings
+    tune: Changes  # arguments of `run.tune` at the start of the round that set them.
+    source: int | None = None  # the group whose checkpoint of the round before it starts from; None for a fresh start
+    measure: float | None = None  # its result; None before, and if it failed
+    failed: str = ""  # why it failed
 
     def done(self, measure: float | None, failed: str = "") -> PopulationMember:
         """With its result; a measure that is not finite is a failure."""

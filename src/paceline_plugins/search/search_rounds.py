@@ -37,16 +37,11 @@ class RoundOver(SystemExit):
 
 @dataclass(frozen=True)
 class Round:
-    """One round of a run.
+    """One round of a run."""
 
-    Attributes:
-        checkpoint: directory of the round's checkpoint, in place of the program's.
-        exchanges: number after which it is saved, and the round ends.
-        tune: settings at the start, as for `run.tune`; none if the checkpoint has them.
-    """
-
-    checkpoint: str
-    exchanges: int
+    checkpoint: str  # directory of the round's checkpoint, in place of the program's
+    exchanges: int  # number after which it is saved, and the round ends
+    # settings at the start, as for `run.tune`; none if the checkpoint has them.
     tune: dict[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:

@@ -56,24 +56,17 @@ class Ending:
     """How an elastic run ended on this host.
 
     Attributes:
-        well: a worker succeeded, here or elsewhere.
-        finished: workers of this host that succeeded.
-        deaths: of workers, in order; most were replaced.
         left_behind: places whose workers did not end within the timeout after the first had.
-        stopped_by: number of the signal that ended it, or None.
-        gone: address of a control plane that can no longer be reached.
-        why: the control plane's reason to end the run.
-        left: why the workers of this host left in order; "" if they did not.
     """
 
-    well: bool = False
-    finished: int = 0
-    deaths: list[Death] = field(default_factory=list)
+    well: bool = False  # a worker succeeded, here or elsewhere
+    finished: int = 0  # workers of this host that succeeded
+    deaths: list[Death] = field(default_factory=list)  # of workers, in order; most were replaced
     unfinished: list[int] = field(default_factory=list)
-    stopped_by: int | None = None
-    gone: str = ""
-    why: str = ""
-    left: str = ""
+    stopped_by: int | None = None  # number of the signal that ended it, or None
+    gone: str = ""  # address of a control plane that can no longer be reached
+    why: str = ""  # the control plane's reason to end the run
+    left: str = ""  # why the workers of this host left in order; "" if they did not
 
 
 class Events:

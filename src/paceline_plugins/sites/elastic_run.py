@@ -7,49 +7,45 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.console import err, near, refuse
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.run import certificates, checks, dry_run, output, start
+from paceline.cli.run.certificates import JOB
 from paceline.cli.run.hosts import refuse_several_launchers
 from paceline.cli.run.options import ElasticOptions, ProgramOptions, RunOptions, Security, StartOptions
 from paceline.cli.run.output import DiskWatcher
 from paceline.cli.run.program import Program, starter
 from paceline.communication.sockets.identity import CONTROL, WORKER
-from paceline.errors import PacelineError
+from paceline.errors import MismatchError, PacelineError
 from paceline.observe.reports.elastic_events import ControlEvent, ElasticStatus
-from paceline_plugins.sites import elastic_checks, elastic_messages, saved_plan
-from paceline_plugins.sites.at_relay import at_relay
+from paceline_plugins.sites import elastic_checks, elastic_messages, saved_plan, sites
 from paceline_plugins.sites.elastic_launcher import Ending, Events, Launcher, control
 from paceline_plugins.sites.saved_plan import SavedPlan
 from paceline_plugins.sites.sites import HERE, Sites, how_to_join, invite
 from paceline_plugins.sites.sites import options as sites_of
+
+if TYPE_CHECKING:
+    from paceline_plugins.sites.relay.member import RelayMember
+    from paceline_plugins.sites.relay.server import RelayServer
 
 LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class ElasticRun:
-    """This host's part in an elastic run.
+    """This host's part in an elastic run."""
 
-    Attributes:
-        elastic: the options about it.
-        start: how the workers start.
-        workers: of this host.
-        sites: how hosts of other sites take part.
-        variables: further ones of the workers.
-    """
-
-    elastic: ElasticOptions
-    start: StartOptions
-    workers: int
-    sites: Sites = HERE
-    variables: Mapping[str, str] = field(default_factory=dict)
+    elastic: ElasticOptions  # the options about it
+    start: StartOptions  # how the workers start
+    workers: int  # of this host
+    sites: Sites = HERE  # how hosts of other sites take part
+    variables: Mapping[str, str] = field(default_factory=dict)  # further ones of the workers
 
     @property
     def leads(self) -> bool:
@@ -304,3 +300,53 @@ class _EventPrinter:
             self._printed.add(kind)
             if text:
                 err().print(text, markup=False, soft_wrap=True)
+
+
+LOOK_EVERY_S = 1.0
+
+
+@contextlib.contextmanager
+def at_relay(plan: SavedPlan, directory: Path, server: Any) -> Iterator[None]:
+    """Make the control plane reachable through the relay, if there is one and this launcher leads."""
+    if plan.relay is None or server is None:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        if plan.invites:
+            stack.enter_context(_relay(plan, directory))
+        member = _enter(plan, server)
+        stack.callback(member.close)
+        yield
+
+
+def _relay(plan: SavedPlan, directory: Path) -> RelayServer:
+    from paceline.communication.sockets.tls import TLS
+    from paceline_plugins.sites.relay.enrolment import Registrar
+    from paceline_plugins.sites.relay.invitation import Invitation
+    from paceline_plugins.sites.relay.server import RelayServer
+
+    assert plan.relay is not None and plan.tls is not None
+    door = directory / "door"
+    known = []
+    with contextlib.suppress(OSError, PacelineError):
+        known.append(Invitation.read((door / sites.INVITATION).read_text(encoding="ascii"), over=True))
+    run = {"rule": plan.environment.get("PACELINE_RULE"), "timeout_s": plan.timeout_s}
+    registrar = Registrar(sites.authority(door / JOB), known, run)
+    return RelayServer(*plan.relay, TLS.folder(plan.tls), registrar)
+
+
+def _enter(plan: SavedPlan, server: Any) -> RelayMember:
+    """The control plane's place; an earlier launcher's is free once the relay has noticed that it is gone."""
+    from paceline.communication.sockets.tls import TLS
+    from paceline_plugins.sites.relay.member import RelayMember
+    from paceline_plugins.sites.relay.protocol import BUSY, CONTROL_NAME, SILENCE_S
+
+    assert plan.relay is not None and plan.tls is not None
+    until = time.monotonic() + 1.5 * SILENCE_S
+    while True:
+        try:
+            return RelayMember(plan.relay, CONTROL_NAME, TLS.folder(plan.tls), server.adopt, plan.timeout_s)
+        except MismatchError as error:
+            if BUSY not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(LOOK_EVERY_S)

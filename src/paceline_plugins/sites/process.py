@@ -27,17 +27,12 @@ UNKNOWN = -int(signal.SIGKILL)
 
 @dataclass(frozen=True)
 class OutputFiles:
-    """The files of a worker.
+    """The files of a worker."""
 
-    Attributes:
-        stdout, stderr: its output.
-        status: its process and exit code, from the exit watcher.
-        exchanged: exists once an exchange that the worker took part in is committed, and while it waits to be needed.
-    """
-
-    stdout: Path
+    stdout: Path  # stdout, stderr: its output
     stderr: Path
-    status: Path
+    status: Path  # its process and exit code, from the exit watcher
+    # exists once an exchange that the worker took part in is committed, and while it waits to be needed
     exchanged: Path
 
     @classmethod

@@ -30,19 +30,12 @@ Revoke = Callable[[list[int], list[str], bool, str], list[int]]
 
 @dataclass(frozen=True)
 class Request:
-    """What to revoke.
+    """What to revoke."""
 
-    Attributes:
-        workers: numbers of workers.
-        certificates: IDs of certificates.
-        unknown: whether all certificates that have not joined are refused.
-        why: for messages.
-    """
-
-    workers: list[int]
-    certificates: list[str]
-    unknown: bool
-    why: str
+    workers: list[int]  # numbers of workers
+    certificates: list[str]  # IDs of certificates
+    unknown: bool  # whether all certificates that have not joined are refused
+    why: str  # for messages
 
 
 def post(directory: Path, request: Request) -> str:

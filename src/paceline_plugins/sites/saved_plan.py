@@ -24,37 +24,22 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """The options of a launcher of an elastic run.
+    """The options of a launcher of an elastic run."""
 
-    Attributes:
-        command: of every worker; empty without workers.
-        environment: variables that the workers get in addition to the launcher's.
-        folder: their working directory.
-        workers: of this host.
-        control: host and port of the control plane.
-        leads: whether this launcher hosts it.
-        bounds: fewest and most workers of the run, all hosts together.
-        timeout_s: a worker that does not answer for so long is lost.
-        grace_s: of stragglers, or None.
-        tls: folder of certificates, or None for connections in the clear.
-        unix_s: start of the run.
-        relay: host and port of the relay through which hosts of other sites take part, or None.
-        invites: whether this launcher hosts that relay.
-    """
-
-    command: list[str]
-    environment: dict[str, str]
-    folder: str
-    workers: int
-    control: tuple[str, int]
-    leads: bool
-    bounds: tuple[int, int]
-    timeout_s: float
-    grace_s: float | None
-    tls: str | None
-    unix_s: float
+    command: list[str]  # of every worker; empty without workers
+    environment: dict[str, str]  # variables that the workers get in addition to the launcher's
+    folder: str  # their working directory
+    workers: int  # of this host
+    control: tuple[str, int]  # host and port of the control plane
+    leads: bool  # whether this launcher hosts it
+    bounds: tuple[int, int]  # fewest and most workers of the run, all hosts together
+    timeout_s: float  # a worker that does not answer for so long is lost
+    grace_s: float | None  # of stragglers, or None
+    tls: str | None  # folder of certificates, or None for connections in the clear
+    unix_s: float  # start of the run
+    # host and port of the relay through which hosts of other sites take part, or None
     relay: tuple[str, int] | None = None
-    invites: bool = False
+    invites: bool = False  # whether this launcher hosts that relay
 
     @property
     def address(self) -> str:

@@ -34,21 +34,13 @@ SAY_AFTER_S = 2.0
 
 @dataclass(frozen=True)
 class Enrolled:
-    """What a host got for an invitation.
+    """What a host got for an invitation."""
 
-    Attributes:
-        keys: private keys, the launcher's first, then one for each worker's place.
-        certificates: of these keys, as PEM.
-        authority: certificate of the job's authority, as PEM.
-        where: the relay listens.
-        run: its options that all hosts share, as far as the relay knows them.
-    """
-
-    keys: list[EllipticCurvePrivateKey]
-    certificates: list[bytes]
-    authority: bytes
-    where: tuple[str, int]
-    run: dict[str, Any]
+    keys: list[EllipticCurvePrivateKey]  # private keys, the launcher's first, then one for each worker's place
+    certificates: list[bytes]  # of these keys, as PEM
+    authority: bytes  # certificate of the job's authority, as PEM
+    where: tuple[str, int]  # the relay listens
+    run: dict[str, Any]  # its options that all hosts share, as far as the relay knows them
 
     def write(self, folder: Path) -> Path:
         """Write the launcher's certificate to `folder`, and that of place K to `folder/place-K`."""
@@ -62,17 +54,11 @@ class Enrolled:
 
 @dataclass(frozen=True)
 class Sites:
-    """How hosts of other sites take part.
+    """How hosts of other sites take part."""
 
-    Attributes:
-        invites: this launcher hosts the relay, at `--listen`.
-        public: where others reach it; None: at the same address.
-        enrolled: what this host got for an invitation; None without one.
-    """
-
-    invites: bool = False
-    public: str | None = None
-    enrolled: Enrolled | None = None
+    invites: bool = False  # this launcher hosts the relay, at `--listen`
+    public: str | None = None  # where others reach it; None: at the same address
+    enrolled: Enrolled | None = None  # what this host got for an invitation; None without one
 
     @property
     def given(self) -> bool:

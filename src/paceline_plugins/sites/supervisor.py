@@ -30,65 +30,38 @@ REASON = "its launcher got SIGTERM"
 
 @dataclass(frozen=True)
 class WorkerCommand:
-    """The command of every worker.
+    """The command of every worker."""
 
-    Attributes:
-        arguments: program and arguments.
-        environment: complete, except for the place.
-        output: directory of the workers' files.
-        folder: working directory.
-        of_place: further variables of a place.
-        hopeless: whether no successor of that worker could take part.
-    """
-
-    arguments: Sequence[str]
-    environment: Mapping[str, str]
-    output: Path
-    folder: str = "."
-    of_place: Callable[[int], Mapping[str, str]] = lambda place: {}
-    hopeless: Callable[[Death], bool] = lambda death: False
+    arguments: Sequence[str]  # program and arguments
+    environment: Mapping[str, str]  # complete, except for the place
+    output: Path  # directory of the workers' files
+    folder: str = "."  # working directory
+    of_place: Callable[[int], Mapping[str, str]] = lambda place: {}  # further variables of a place
+    hopeless: Callable[[Death], bool] = lambda death: False  # whether no successor of that worker could take part
 
 
 @dataclass(frozen=True)
 class Death:
-    """A worker that failed.
+    """A worker that failed."""
 
-    Attributes:
-        place: of this host.
-        turn: its number among the processes of that place, from 1.
-        code: its exit code; -n for signal n.
-        stderr: file of its stderr.
-        late: another worker had succeeded before, so this one was not replaced.
-    """
-
-    place: int
-    turn: int
-    code: int
-    stderr: Path
-    late: bool = False
+    place: int  # of this host
+    turn: int  # its number among the processes of that place, from 1
+    code: int  # its exit code; -n for signal n
+    stderr: Path  # file of its stderr
+    late: bool = False  # another worker had succeeded before, so this one was not replaced
 
 
 @dataclass
 class WorkerPlace:
-    """A slot for one worker at a time.
+    """A slot for one worker at a time."""
 
-    Attributes:
-        turn: number of its process, from 1; 0 before the first.
-        process: that runs, if any.
-        due_at: time to start the next one; None while one runs, or if none will start.
-        ended_well: its last worker exited with 0.
-        fruitless: deaths in a row without a committed exchange.
-        given_up: after too many of these no more are started.
-        left: its last worker left in order, or was not started because this host's workers leave.
-    """
-
-    turn: int = 0
-    process: Process | None = None
-    due_at: float | None = 0.0
-    ended_well: bool = False
-    fruitless: int = 0
-    given_up: bool = False
-    left: bool = False
+    turn: int = 0  # number of its process, from 1; 0 before the first
+    process: Process | None = None  # that runs, if any
+    due_at: float | None = 0.0  # time to start the next one; None while one runs, or if none will start
+    ended_well: bool = False  # its last worker exited with 0
+    fruitless: int = 0  # deaths in a row without a committed exchange
+    given_up: bool = False  # after too many of these no more are started
+    left: bool = False  # its last worker left in order, or was not started because this host's workers leave
 
     def after(self, now: float, exchanged: bool) -> None:
         """Schedule the next worker after a death; `exchanged`: the dead one took part in a committed exchange."""

@@ -26,14 +26,10 @@ SPARE_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Plan:
-    """What the check found for one host.
+    """What the check found for one host."""
 
-    Attributes:
-        directory: where its workers run.
-        bring: the files of the program to be brought there first; None: it runs in its own directory.
-    """
-
-    directory: str
+    directory: str  # where its workers run
+    # the files of the program to be brought there first; None: it runs in its own directory
     bring: list[str] | None = None
 
 

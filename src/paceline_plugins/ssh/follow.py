@@ -33,17 +33,12 @@ _KEPT = re.compile(r"output/|rank-")
 
 @dataclass
 class Ended:
-    """How the launchers ended.
+    """How the launchers ended."""
 
-    Attributes:
-        codes: exit code by host.
-        lost: hosts whose connection was lost, and why, in the order in which it was noticed.
-        first: the host that failed first, if any.
-    """
-
-    codes: dict[int, int] = field(default_factory=dict)
+    codes: dict[int, int] = field(default_factory=dict)  # exit code by host
+    # hosts whose connection was lost, and why, in the order in which it was noticed
     lost: dict[int, str] = field(default_factory=dict)
-    first: int | None = None
+    first: int | None = None  # the host that failed first, if any
 
     def bad(self, host: int) -> None:
         """Note a host that failed."""

@@ -34,36 +34,22 @@ _KEYS = ("directory", "python", "workers", "environment", "address")
 
 @dataclass(frozen=True)
 class Host:
-    """One host of the run.
+    """One host of the run."""
 
-    Attributes:
-        name: by which ssh knows it, and by which messages name it.
-        user, port: for ssh; None as ssh's configuration says.
-        workers: on this host; None: as on the others.
-        directory: where the program runs; None: the same path as here.
-        python: the command of the Python that has paceline; None: the path of this one, else python3.
-        environment: variables of its workers, in addition to those that ssh's shell has.
-        address: by which the other hosts reach it; None: found by the check.
-    """
-
-    name: str
-    user: str | None = None
+    name: str  # by which ssh knows it, and by which messages name it
+    user: str | None = None  # user, port: for ssh; None as ssh's configuration says
     port: int | None = None
-    workers: int | None = None
-    directory: str | None = None
-    python: str | None = None
+    workers: int | None = None  # on this host; None: as on the others
+    directory: str | None = None  # where the program runs; None: the same path as here
+    python: str | None = None  # the command of the Python that has paceline; None: the path of this one, else python3
+    # variables of its workers, in addition to those that ssh's shell has
     environment: Mapping[str, str] = field(default_factory=dict)
-    address: str | None = None
+    address: str | None = None  # by which the other hosts reach it; None: found by the check
 
     @property
     def destination(self) -> str:
         """For ssh: the name, with the user in front."""
         return self.name if self.user is None else f"{self.user}@{self.name}"
-
-
-def are_names(text: str | None) -> bool:
-    """Whether `--hosts` names hosts, and is not their number."""
-    return text is not None and not re.fullmatch(r"\s*[+-]?\d+\s*", text)
 
 
 def read(text: str, tables: Mapping[str, Any], environment: Mapping[str, str]) -> list[Host]:

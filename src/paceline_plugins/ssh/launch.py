@@ -119,27 +119,16 @@ START_S = 60.0
 
 @dataclass(frozen=True)
 class Job:
-    """The run of all hosts.
+    """The run of all hosts."""
 
-    Attributes:
-        hosts: in the order of their ranks, each with its number of workers.
-        program: with the files that the hosts need.
-        options: those of the launcher of each host that are the same on all.
-        elastic: the options of an elastic run for its first host; empty for other runs.
-        start: how the workers start.
-        master: where the hosts shall meet, or None.
-        rank_0_only: whether only rank 0's output is shown.
-        needs_secret: whether the workers get certificates of the job.
-    """
-
-    hosts: Sequence[Host]
-    program: ProgramFiles
-    options: Sequence[str]
-    elastic: Sequence[str]
-    start: StartOptions
-    master: tuple[str, int] | None
-    rank_0_only: bool
-    needs_secret: bool
+    hosts: Sequence[Host]  # in the order of their ranks, each with its number of workers
+    program: ProgramFiles  # with the files that the hosts need
+    options: Sequence[str]  # those of the launcher of each host that are the same on all
+    elastic: Sequence[str]  # the options of an elastic run for its first host; empty for other runs
+    start: StartOptions  # how the workers start
+    master: tuple[str, int] | None  # where the hosts shall meet, or None
+    rank_0_only: bool  # whether only rank 0's output is shown
+    needs_secret: bool  # whether the workers get certificates of the job
 
     @property
     def size(self) -> int:
@@ -261,15 +250,10 @@ def _start(
 
 @dataclass(frozen=True)
 class LauncherEnding:
-    """Exit codes by rank, -n for signal n.
+    """Exit codes by rank, -n for signal n."""
 
-    Attributes:
-        codes: of the workers that failed.
-        lost: of those that failed where the other ones continued.
-    """
-
-    codes: Mapping[int, int] = field(default_factory=dict)
-    lost: Mapping[int, int] = field(default_factory=dict)
+    codes: Mapping[int, int] = field(default_factory=dict)  # of the workers that failed
+    lost: Mapping[int, int] = field(default_factory=dict)  # of those that failed where the other ones continued
 
 
 def read_ending(path: Path) -> LauncherEnding:

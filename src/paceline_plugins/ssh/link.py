@@ -32,19 +32,12 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Message:
-    """What a host said.
+    """What a host said."""
 
-    Attributes:
-        host: its index.
-        kind: of the message; "closed" once the connection has ended.
-        facts: its keys.
-        data: its bytes.
-    """
-
-    host: int
-    kind: str
-    facts: Mapping[str, Any]
-    data: bytes = b""
+    host: int  # its index
+    kind: str  # of the message; "closed" once the connection has ended
+    facts: Mapping[str, Any]  # its keys
+    data: bytes = b""  # its bytes
 
 
 class Link:
@@ -135,20 +128,13 @@ class Link:
 
 @dataclass
 class Links:
-    """All hosts' connections.
+    """All hosts' connections."""
 
-    Attributes:
-        hosts: in the order of their ranks.
-        listener: of this command's signals.
-        links: one for each host.
-        troubles: what is wrong with hosts, by index.
-    """
-
-    hosts: Sequence[Host]
-    listener: SignalListener
-    links: list[Link] = field(default_factory=list)
+    hosts: Sequence[Host]  # in the order of their ranks
+    listener: SignalListener  # of this command's signals
+    links: list[Link] = field(default_factory=list)  # one for each host
     inbox: queue.Queue[Message] = field(default_factory=queue.Queue)
-    troubles: dict[int, list[str]] = field(default_factory=dict)
+    troubles: dict[int, list[str]] = field(default_factory=dict)  # what is wrong with hosts, by index
     _pinged_at: float = 0.0
 
     def open(self) -> None:

@@ -27,25 +27,15 @@ GIT_S = 20
 
 @dataclass(frozen=True)
 class ProgramFiles:
-    """The program as the other hosts need it.
+    """The program as the other hosts need it."""
 
-    Attributes:
-        base: the folder to which the paths are relative; the program runs in it.
-        words: the program's words on a command line there.
-        path: of the program itself; empty for a module that is installed.
-        sums: sha256 of each file, by path.
-        code: those of the paths that are code.
-        too_much: why they are not copied; empty if they may be.
-        left_out: large files, with their sizes.
-    """
-
-    base: Path
-    words: tuple[str, ...]
-    path: str = ""
-    sums: dict[str, str] = field(default_factory=dict)
-    code: frozenset[str] = frozenset()
-    too_much: str = ""
-    left_out: dict[str, int] = field(default_factory=dict)
+    base: Path  # the folder to which the paths are relative; the program runs in it
+    words: tuple[str, ...]  # the program's words on a command line there
+    path: str = ""  # of the program itself; empty for a module that is installed
+    sums: dict[str, str] = field(default_factory=dict)  # sha256 of each file, by path
+    code: frozenset[str] = frozenset()  # those of the paths that are code
+    too_much: str = ""  # why they are not copied; empty if they may be
+    left_out: dict[str, int] = field(default_factory=dict)  # large files, with their sizes
 
     @property
     def copy(self) -> str:

@@ -24,14 +24,10 @@ LOOKS = 3
 
 @dataclass(eq=False)
 class _Copy:
-    """A module of the model's shape: its first values after the last look, and after how many steps they differed.
-
-    Attributes:
-        averaged: whether it changes at each step.
-    """
+    """A module of the model's shape: its first values after the last look, and after how many steps they differed."""
 
     values: Tensor
-    averaged: bool
+    averaged: bool  # whether it changes at each step
     looks: int = 0
     changes: int = 0
 

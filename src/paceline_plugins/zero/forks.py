@@ -128,16 +128,12 @@ class ForkedWorker:
     Args:
         server: that starts it.
         errors: file of what it prints on stderr.
-
-    Attributes:
-        returncode: its exit code; None while it runs.
-        number: its process, once it has been started.
     """
 
     def __init__(self, server: ForkServer, errors: Path) -> None:
         self._server, self._errors = server, errors
-        self.returncode: int | None = None
-        self.number: int | None = None
+        self.returncode: int | None = None  # its exit code; None while it runs
+        self.number: int | None = None  # its process, once it has been started
 
     @property
     def pid(self) -> int:

@@ -37,17 +37,11 @@ HEAP_TYPE = 1 << 9
 
 @dataclass
 class Answer:
-    """What `len(loader)` was for the program.
+    """What `len(loader)` was for the program."""
 
-    Attributes:
-        where: the line that asked.
-        part: whether it was that of this worker's part.
-        length: the number.
-    """
-
-    where: str
-    part: bool
-    length: int
+    where: str  # the line that asked
+    part: bool  # whether it was that of this worker's part
+    length: int  # the number
 
 
 class Lengths:

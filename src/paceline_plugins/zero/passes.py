@@ -29,43 +29,25 @@ AT_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 @dataclass(eq=False)
 class LoaderPass:
-    """One pass over a loader.
+    """One pass over a loader."""
 
-    Attributes:
-        where: the line that iterates over it.
-        loader: the program's.
-        training: whether the model was in training mode when the pass began.
-        gradients: whether they were on.
-        split: whether this worker gets its part only.
-        batches: handed out.
-        steps: optimizer steps in it.
-        backward: whether there was a backward pass in it.
-        graph: whether the first forward pass of the model in it recorded a graph; None if there was none.
-        followed: whether the model was called with gradients after the pass.
-        over: whether it ended or the program left it.
-        complete: whether it ended.
-        full: whether a worker's batches are the loader's batches, not pieces of them.
-        said: whether it was reported as split; None if nothing was reported.
-        asked: whether the program had asked for the loader's length.
-        rates: steps of the rate schedules when it began.
-    """
-
-    where: str
-    loader: DataLoader[Any]
-    training: bool
-    gradients: bool
-    split: bool
-    batches: int = 0
-    steps: int = 0
-    backward: bool = False
+    where: str  # the line that iterates over it
+    loader: DataLoader[Any]  # the program's
+    training: bool  # whether the model was in training mode when the pass began
+    gradients: bool  # whether they were on
+    split: bool  # whether this worker gets its part only
+    batches: int = 0  # handed out
+    steps: int = 0  # optimizer steps in it
+    backward: bool = False  # whether there was a backward pass in it
+    # whether the first forward pass of the model in it recorded a graph; None if there was none
     graph: bool | None = None
-    followed: bool = False
-    over: bool = False
-    complete: bool = False
-    full: bool = True
-    said: bool | None = None
-    asked: bool = False
-    rates: dict[Any, int] = field(default_factory=dict)
+    followed: bool = False  # whether the model was called with gradients after the pass
+    over: bool = False  # whether it ended or the program left it
+    complete: bool = False  # whether it ended
+    full: bool = True  # whether a worker's batches are the loader's batches, not pieces of them
+    said: bool | None = None  # whether it was reported as split; None if nothing was reported
+    asked: bool = False  # whether the program had asked for the loader's length
+    rates: dict[Any, int] = field(default_factory=dict)  # steps of the rate schedules when it began
 
     @property
     def evaluates(self) -> bool:

@@ -22,21 +22,13 @@ KEY = "paceline/start"
 
 @dataclass(frozen=True)
 class ZeroWorker:
-    """A worker as its launcher numbers it.
+    """A worker as its launcher numbers it."""
 
-    Attributes:
-        rank: 0 <= rank < size.
-        size: workers.
-        local_rank: within the host.
-        log: the run's log directory, or None.
-        random_data: whether the program draws its samples at random, so that each worker draws different ones.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    log: Path | None
-    random_data: bool
+    rank: int  # 0 <= rank < size
+    size: int  # workers
+    local_rank: int  # within the host
+    log: Path | None  # the run's log directory, or None
+    random_data: bool  # whether the program draws its samples at random, so that each worker draws different ones
 
 
 def from_environment(environment: Mapping[str, str]) -> ZeroWorker:

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from paceline_plugins.ssh import client, hosts, program_files
+from paceline.cli.run.options import HostOptions
+from paceline_plugins.ssh import client, program_files
 from paceline_plugins.ssh.hosts import Host, read
 
 PROGRAM = "train.py"
@@ -51,7 +52,8 @@ def test_a_list(text: str, means: list[Host]) -> None:
 
 
 def test_the_number_of_hosts_is_still_a_number() -> None:
-    assert [hosts.are_names(text) for text in (None, "2", " 3", "-1", "a", "a,2", "2,3")] == [False] * 4 + [True] * 3
+    texts = (None, "2", " 3", "-1", "a", "a,2", "2,3")
+    assert [HostOptions(None, text).named for text in texts] == [False] * 4 + [True] * 3
 
 
 def test_a_hostfile_of_mpirun_and_deepspeed(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_master_addr_is_used_under_slurm() -> None:
     ("wrong", "says"),
     [
         ({"SLURM_NODEID": "one"}, "SLURM_NODEID must be a whole number, and is 'one'"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "1(y2)"}, "tasks per node are told as in"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(y2)"}, "tasks per node are written as in"),
         ({"SLURM_STEP_NODELIST": "a[1-3]"}, "has 2 nodes and names 3"),
         ({"SLURM_STEP_NODELIST": "a[1-"}, "not a list of hosts"),
     ],

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from paceline_plugins.data.cache import Cache, get
+from paceline_plugins.data.cache.locks import StallTimeout
 from paceline_plugins.data.cache.names import key_of
 from paceline_plugins.data.cache.prefetch_hints import PrefetchHints
 from paceline_plugins.data.cache.prefetcher import Prefetcher
-from paceline_plugins.data.cache.stall_timeout import StallTimeout
 from tests.data.cache.server import Server, until
 
 KB = 1000

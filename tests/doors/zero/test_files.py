@@ -311,7 +311,7 @@ def test_what_a_child_makes_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_directories_are_listed_in_order_on_rank_0(tmp_path: Path) -> None:
-    from paceline_plugins.zero.listing import in_order
+    from paceline_plugins.zero.file_redirection import in_order
 
     names = [f"{n * 7919 % 101:03d}" for n in range(40)]
     for name in names:

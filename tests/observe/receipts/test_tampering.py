@@ -17,7 +17,7 @@ from paceline.cli import app
 from paceline.communication.sockets.certificates import Authority
 from paceline_plugins.receipts import seal
 from paceline_plugins.receipts.audit import audit, find
-from paceline_plugins.receipts.compare import first_difference, other_machine
+from paceline_plugins.receipts.verify_command.again import first_difference, other_machine
 from tests.observe.receipts.written import Line, forge, lines_of, put, write
 
 Tamper = Callable[[Path], None]

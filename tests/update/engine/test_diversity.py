@@ -7,10 +7,11 @@ import math
 
 import pytest
 
+from paceline.communication.calls import BLOCK
 from paceline.rules.recipes import rule_from_text
 from paceline.testing import check_rule
 from paceline.update.engine.blocks.outer_state import BlockNumbers, Diversity
-from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeSummary, block_kind
+from paceline.update.exchange.exchanger import ExchangeHeader, ExchangeSummary
 from tests.helpers import adam
 from tests.update.engine.test_blocks import climb
 
@@ -46,7 +47,7 @@ def test_the_laws_hold(rule: str) -> None:
 
 
 def header(norm: float, mean_norm: float, factor: float = 1.0) -> ExchangeHeader:
-    return ExchangeHeader(1, block_kind(0), True, False, True, 4, norm, factor, 4, 0, mean_norm=mean_norm)
+    return ExchangeHeader(1, BLOCK, True, False, True, 4, norm, factor, 4, 0, mean_norm=mean_norm)
 
 
 def test_all_workers_take_the_mean_norm_of_one() -> None:

@@ -71,10 +71,10 @@ def filled(chunks: list[OuterStateChunk], factor: float) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_what_is_packed_with_the_norm_has_the_same_bits(dtype: torch.dtype, factor: float, own: bool) -> None:
     state, chunks = moved(dtype)
-    norm, wanted = measure(state.judged, []), filled(chunks, factor)
+    norm, wanted = measure(state.all, []), filled(chunks, factor)
     if not own:
         chunks[5:] = [OuterStateChunk(c.outer, c.begin, c.end, chunks[2]._wire, c._numbers) for c in chunks[5:]]
-    assert measure(state.judged, chunks) == norm
+    assert measure(state.all, chunks) == norm
     assert len(chunks) == Flat.chunks
     assert [chunk.packed for chunk in chunks] == [own or number < 5 for number in range(len(chunks))]
     found = filled(chunks, factor)
@@ -83,7 +83,7 @@ def test_what_is_packed_with_the_norm_has_the_same_bits(dtype: torch.dtype, fact
 
 def test_what_was_packed_is_used_once() -> None:
     state, chunks = moved(torch.float32)
-    measure(state.judged, chunks)
+    measure(state.all, chunks)
     before = filled(chunks, 1.0)
     with torch.no_grad():
         for one in state.parameters:
@@ -96,5 +96,5 @@ def test_a_block_of_inf_or_nan_is_found_and_not_sent() -> None:
     state, chunks = moved(torch.float32)
     with torch.no_grad():
         state.parameters[0].fragment.tensors[0][-1] = float("nan")
-    assert measure(state.judged, chunks) == (0.0, False)
+    assert measure(state.all, chunks) == (0.0, False)
     assert not any(bool(one.any()) for one in filled(chunks, 0.0))

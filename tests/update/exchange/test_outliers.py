@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 import paceline
+from paceline.communication.calls import BLOCK
 from paceline.update.exchange.exchanger import (
     NO_PAYLOAD,
     ExchangeHeader,
     ExchangeSummary,
-    block_kind,
     with_outliers_dropped,
 )
 from paceline.update.exchange.outliers import FAR, LEAST, Guard, Norms, farthest, make_guard, outliers
@@ -77,10 +77,10 @@ def test_who_is_left_out(said: dict[int, tuple[float, bool]], out: set[int]) -> 
 
 
 def test_who_is_not_finite_or_brings_nothing_has_no_voice() -> None:
-    ill = ExchangeHeader(1, block_kind(0), True, False, False, 4, 0.0, 0.0, 4, 0)
-    well = ExchangeHeader(1, block_kind(0), True, False, True, 4, 1.0, 1.0, 4, 0)
+    ill = ExchangeHeader(1, BLOCK, True, False, False, 4, 0.0, 0.0, 4, 0)
+    well = ExchangeHeader(1, BLOCK, True, False, True, 4, 1.0, 1.0, 4, 0)
     idle = ExchangeHeader(1, NO_PAYLOAD, False, False, True, 0, 0.0, 0.0, 4, 0)
-    huge = ExchangeHeader(1, block_kind(0), True, False, True, 4, 50.0, 1.0, 4, 0, usual=False)
+    huge = ExchangeHeader(1, BLOCK, True, False, True, 4, 50.0, 1.0, 4, 0, usual=False)
     summary = with_outliers_dropped(ExchangeSummary((ill, well, idle, huge)))
     assert summary.left_out == [0, 3] and summary.weight == 1.0
     assert with_outliers_dropped(ExchangeSummary((ill, idle, huge))).left_out == [0]  # nobody to compare it with

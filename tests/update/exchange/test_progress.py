@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.communication.base import CompletedOperation, Pending, SoloTransport
+from paceline.communication.calls import BLOCK
 from paceline.core.optimizer_state import Owned
 from paceline.core.world import World
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.topology.flat import Flat
 from paceline.update.engine.blocks.fragment import FragmentState, LocalOptimizers
 from paceline.update.engine.blocks.outer_state import BlockNumbers, OuterStateChunk, cut_states
-from paceline.update.exchange.exchanger import ExchangeHeader, Exchanger, block_kind
+from paceline.update.exchange.exchanger import ExchangeHeader, Exchanger
 from paceline.update.exchange.pipeline import LastWait, Pipeline, SideStream
 
 
@@ -199,7 +200,7 @@ def moved(rule: str) -> tuple[FragmentState, list[OuterStateChunk], Exchanger, C
     return state, chunks, exchanger, communicator
 
 
-HEADER = ExchangeHeader(0, block_kind(0), True, False, True, 2, 0.0, 1.0, 2, 0)
+HEADER = ExchangeHeader(0, BLOCK, True, False, True, 2, 0.0, 1.0, 2, 0)
 
 
 @pytest.mark.parametrize("codec", ["dense", "int8", "one_bit", "low_rank", "top_k"])

@@ -69,9 +69,10 @@ def test_who_is_too_far_ahead_has_to_wait_until_the_slowest_has_pushed_or_left()
     assert tell(one, 0, 0.0, clock=1).may_start
     assert not tell(one, 0, 0.0, clock=2).may_start
     tell(one, 1, 0.0, clock=1)
-    assert not one.may_start(7, 0) and one.may_start(7, 1) and one.may_start(7, 2)
+    clocks = one.shards[7].clocks
+    assert not clocks.may_start(0) and clocks.may_start(1) and clocks.may_start(2)
     one.leave(2)
-    assert one.may_start(7, 0)
+    assert clocks.may_start(0)
 
 
 def test_elastic_averaging_answers_with_the_center_from_before() -> None:

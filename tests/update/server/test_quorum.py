@@ -41,7 +41,7 @@ def test_who_is_known_to_be_gone_is_not_counted() -> None:
     quorum = Quorum(4, SETTLE_S)
     for rank in (0, 1, 2):
         quorum.gone(rank)
-    assert quorum.counted == 1
+    assert quorum.counted == {3}
     quorum = Quorum(4, SETTLE_S)
     quorum.gone(0)
     assert quorum.missed(3, 0.0) and not quorum.missed(2, 1.0)

@@ -40,7 +40,7 @@ class Worker:
         self.rank, self.cluster = rank, cluster
         self.server = ShardServer(rank, {rank: cluster.shard(rank)}, cluster.shard)
         self.server.begin_replica((rank - 1) % WORKERS)
-        self.replicas = Replicas(self.server, EVERY, cluster.members.replica_keeper, self.send_replica)
+        self.replicas = Replicas(self.server, EVERY, cluster.members.replica_keeper, self.send_replica, self.tell)
         self.kept, self.clock = UnsafePushes(), 0
 
     def send_replica(self, shard: int, number: int, about: dict[str, Any], row: torch.Tensor) -> None:
@@ -50,7 +50,7 @@ class Worker:
 
         def arrives() -> None:
             self.cluster.workers[keeper].server.keep_replica(about, row)
-            self.cluster.say(keeper, self.rank, lambda: self.tell(self.replicas.kept(shard, number)))
+            self.cluster.say(keeper, self.rank, lambda: self.replicas.kept(shard, number))
 
         self.cluster.say(self.rank, keeper, arrives)
 
@@ -163,7 +163,7 @@ class Cluster:
         for rank in sorted(self.live):
             for owner in sorted({self.members.owners[shard] for shard in self.workers[rank].kept.shards}):
                 found = True
-                self.workers[owner].tell(self.workers[owner].replicas.want(rank))
+                self.workers[owner].replicas.want(rank)
         return found
 
 

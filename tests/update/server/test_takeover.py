@@ -28,7 +28,7 @@ def test_the_new_owner_learns_how_far_each_worker_is() -> None:
     out = torch.empty(4)
     assert not server.push(7, torch.zeros(4), IncomingPush(1, 5, 0, 1), out).may_start
     server.tick(2, [[7, 6], [8, 6]])  # of shard 8 somebody else is told
-    assert server.may_start(7, 1)
+    assert server.shards[7].clocks.may_start(1)
 
 
 def test_a_new_owner_begins_with_the_replica_that_says_which_pushes_it_holds() -> None:

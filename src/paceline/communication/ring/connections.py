@@ -20,7 +20,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from paceline.communication.ring.failure_cause import Breakdown, BreakNotice, FailedOperation, find_cause
-from paceline.communication.ring.link import SENT, UNSENT, WRITING, Link, OutFrame, abandon
+from paceline.communication.ring.link import SENT, UNSENT, WRITING, Link, OutFrame
 from paceline.communication.ring.listener import LABEL, RingListener
 from paceline.communication.ring.plans import OperationPlan, Piece
 from paceline.communication.ring.wire import (
@@ -403,7 +403,7 @@ class Connections:
             if link.attach(channel):
                 link.read()
             else:
-                abandon(channel)
+                channel.close()
             return
 
     def _take(self, rank: int, channel: Channel) -> bool:

@@ -8,7 +8,6 @@ tensors that are exchanged, and no copies.
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -108,8 +107,8 @@ class Link:
             key: the operation whose data it has; None for other frames, which are sent before data.
             here: send a small frame in this thread if none waits before it.
         """
-        channel = self._channel
-        if here and channel is not None and not self._urgent and not self._data and _small(out) and channel.takes():
+        channel, small = self._channel, out.body is None or out.body.nbytes <= EAGER
+        if here and channel is not None and not self._urgent and not self._data and small and channel.takes():
             self._put(channel, out)
             return
         with self._changed:
@@ -199,13 +198,3 @@ class Link:
                     self._data[key] = waiting  # after the other operations
                 return out
             return None
-
-
-def _small(out: OutFrame) -> bool:
-    return out.body is None or out.body.nbytes <= EAGER
-
-
-def abandon(channel: Channel) -> None:
-    """Close a connection that is not needed."""
-    with contextlib.suppress(OSError):
-        channel.close()

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.communication.ring.link import abandon
 from paceline.communication.ring.wire import HELLO, Address
 from paceline.communication.sockets.channel import TLS, Channel, Closed, Late, connect, listen
 from paceline.communication.sockets.rejected import turned_away
@@ -121,7 +120,7 @@ class RingListener:
             self.dialer.close()
         self._listener.close()
         for channel in left:
-            abandon(channel)
+            channel.close()
         if runtime.current_thread() is not self._thread:
             self._thread.join(HELLO_S)
 
@@ -150,7 +149,7 @@ class RingListener:
             oldest = self._without_hello.popleft() if len(self._without_hello) >= MOST_WITHOUT_HELLO else None
             self._without_hello.append(channel)
         if oldest is not None:
-            abandon(oldest)
+            oldest.close()
         runtime.thread(self._receive_hello, "ring-hello", (channel,)).start()
 
     def _receive_hello(self, channel: Channel) -> None:
@@ -211,4 +210,4 @@ class RingListener:
     def _reject(self, channel: Channel, reason: str, expected: bool = False) -> None:
         if not self._closed:
             turned_away(channel.peer, reason, expected)
-        abandon(channel)
+        channel.close()

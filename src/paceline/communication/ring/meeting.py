@@ -17,7 +17,6 @@ from paceline.communication.base import SoloTransport, Transport, world_within
 from paceline.communication.ring.listener import RingListener
 from paceline.communication.ring.transport import RingTransport
 from paceline.communication.ring.wire import Address
-from paceline.communication.schedulers import LAUNCHER_VARIABLES
 from paceline.communication.sockets.channel import TLS
 from paceline.communication.sockets.identity import rank_role
 from paceline.communication.torch import rendezvous
@@ -46,7 +45,8 @@ def meet(timeout_s: float, group: dist.ProcessGroup | None = None, tls: TLS | No
         PeerLostError: a worker did not come.
         UnsupportedError: there is neither a group nor a launcher, or no route to the other workers.
     """
-    store, rank, size, name = _place(timeout_s, group)
+    store, rank, ranks, name = _place(timeout_s, group)
+    size = len(ranks)
     if size == 1:
         return SoloTransport(World())
     world = World(rank, size, 0, 1, host_name())
@@ -59,25 +59,21 @@ def meet(timeout_s: float, group: dist.ProcessGroup | None = None, tls: TLS | No
     listener = RingListener(find_address(world, lambda own: share("address", own)), tls)
     try:
         published = share("listener", [listener.address, listener.port])
-        roles = [rank_role(one) for one in _global_ranks(size, group)]
-        addresses = [Address(str(one), int(port), role) for (one, port), role in zip(published, roles, strict=True)]
+        addresses = [
+            Address(str(one), int(port), rank_role(other)) for (one, port), other in zip(published, ranks, strict=True)
+        ]
         return RingTransport(listener, name, world, addresses, timeout_s, tls, owns_listener=True)
     except BaseException:
         listener.close()
         raise
 
 
-def _place(timeout_s: float, group: dist.ProcessGroup | None) -> tuple[Any, int, int, str]:
-    """The store, this worker's rank, the number of workers, and a name that is new on all of them."""
+def _place(timeout_s: float, group: dist.ProcessGroup | None) -> tuple[Any, int, list[int], str]:
+    """The store, this worker's rank, the launcher's rank of each member, and a name that is new on all of them."""
     if dist.is_initialized():
-        name = fresh_name(dist.get_process_group_ranks(group or dist.group.WORLD))
-        return dist.distributed_c10d._get_default_store(), dist.get_rank(group), dist.get_world_size(group), name
-    worker = rendezvous.launched_worker()
-    if worker is None:
-        raise UnsupportedError(
-            f'transport="channel" needs a launcher or a group, and {", ".join(LAUNCHER_VARIABLES)} are not all set; '
-            "start with `paceline run` or `torchrun`, or call torch.distributed.init_process_group before attach"
-        )
+        ranks = list(dist.get_process_group_ranks(group or dist.group.WORLD))
+        return dist.distributed_c10d._get_default_store(), dist.get_rank(group), ranks, fresh_name(ranks)
+    worker = rendezvous.required_worker('transport="channel"')
     if not _met and worker.env:
         meetings = dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))  # type: ignore[attr-defined]
         _met.extend(next(iter(meetings)))
@@ -85,14 +81,8 @@ def _place(timeout_s: float, group: dist.ProcessGroup | None) -> tuple[Any, int,
         _met.extend((rendezvous.store(worker, timeout_s), worker.rank, worker.size))
     store, rank, size = _met
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return store, rank, size, f"{fresh_name(list(range(size)))}.{attempt}"
-
-
-def _global_ranks(size: int, group: dist.ProcessGroup | None) -> list[int]:
-    """The launcher's rank of each member."""
-    if not dist.is_initialized():
-        return list(range(size))
-    return list(dist.get_process_group_ranks(group or dist.group.WORLD))
+    ranks = list(range(size))
+    return store, rank, ranks, f"{fresh_name(ranks)}.{attempt}"
 
 
 def _share(store: Any, place: str, world: World, value: Any, timeout_s: float) -> list[Any]:

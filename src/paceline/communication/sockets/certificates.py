@@ -31,7 +31,7 @@ from paceline.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
-    from cryptography.x509 import Certificate, KeyUsage
+    from cryptography.x509 import Certificate
 
 NAME = "paceline job "
 """An authority's name, before that of its job."""
@@ -206,7 +206,9 @@ def _sign(
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.now(timezone.utc)
     over = now + timedelta(weeks=WEEKS)
-    own = authority is None
+    own = authority is None  # an authority's key signs certificates, a worker's signs handshakes
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    never = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
     builder = x509.CertificateBuilder(
         issuer_name=authority.subject if authority is not None else subject,
         subject_name=subject,
@@ -217,7 +219,7 @@ def _sign(
     )
     for extension, critical in (
         (x509.BasicConstraints(ca=own, path_length=0 if own else None), True),
-        (_use(signs=own), True),
+        (x509.KeyUsage(digital_signature=not own, key_cert_sign=own, crl_sign=own, **never), True),
         (x509.SubjectKeyIdentifier.from_public_key(public), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), False),
     ):
@@ -229,15 +231,6 @@ def _sign(
         other = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)])
         builder = builder.add_extension(other, critical=False)
     return builder.sign(key, hashes.SHA256())
-
-
-def _use(signs: bool) -> KeyUsage:
-    """The key usage: an authority's key signs certificates, a worker's signs handshakes."""
-    from cryptography import x509
-
-    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    never = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
-    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **never)
 
 
 def _pem(certificate: Certificate) -> bytes:

@@ -58,17 +58,6 @@ def milliseconds(deadline: float | None) -> float | None:
     return math.ceil(max(0.0, min(deadline - time.monotonic(), 1e6)) * 1000)
 
 
-def ready(sock: socket.socket, error: OSError, events: int, deadline: float | None) -> bool:
-    """Whether, before the deadline, the call that ended with `error` can continue."""
-    if isinstance(error, ssl.SSLWantReadError):
-        events = select.POLLIN
-    elif isinstance(error, ssl.SSLWantWriteError):
-        events = select.POLLOUT
-    poll = select.poll()
-    poll.register(sock, events)
-    return bool(poll.poll(milliseconds(deadline)))
-
-
 AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """Errors of a socket call that would block."""
 
@@ -321,10 +310,6 @@ class Channel:
         self.bytes_received += HEADER_BYTES + header.note_bytes + header.body_bytes
         return Frame(header.kind, header.numbers, body, content)
 
-    def readable(self) -> bool:
-        """Whether data wait to be received, or the connection has ended."""
-        return self.wait(None, time.monotonic())
-
     def takes(self) -> bool:
         """Whether the kernel takes a small frame now; False if the channel is closed."""
         try:
@@ -431,7 +416,13 @@ class Channel:
 
     def _poll(self, error: OSError, events: int, deadline: float | None) -> None:
         """Wait until the call that ended with `error` can continue; `Late` at the deadline."""
-        if not ready(self._sock, error, events, deadline):
+        poll, awaited = select.poll(), events
+        if isinstance(error, ssl.SSLWantReadError):
+            awaited = select.POLLIN
+        elif isinstance(error, ssl.SSLWantWriteError):
+            awaited = select.POLLOUT
+        poll.register(self._sock, awaited)
+        if not poll.poll(milliseconds(deadline)):
             raise Late(f"{self.peer} did not {'answer' if events == select.POLLIN else 'take what was sent'} in time")
 
     def _lost(self, error: OSError | None = None) -> Closed:

@@ -26,14 +26,7 @@ _URI = re.compile(r"urn:paceline:([0-9a-f]{16}):([0-9a-f]{32}):(host|worker|cont
 
 @dataclass(frozen=True)
 class Identity:
-    """The holder of a certificate.
-
-    Attributes:
-        name: for messages.
-        id: of the holder; the same after a renewal.
-        role: what it may be; see above.
-        job: of its authority; empty if the certificate does not say.
-    """
+    """The holder of a certificate; `name` is for messages, and `job` is empty if the certificate does not say."""
 
     name: str
     id: str
@@ -112,12 +105,7 @@ HANDSHAKE = {
 
 
 def handshake_failure(error: ssl.SSLError, own: object) -> str:
-    """Why a handshake failed, in words.
-
-    Args:
-        error: of OpenSSL.
-        own: file of this end's certificate.
-    """
+    """Why a handshake failed, in words; `own` is the file of this end's certificate."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate {HANDSHAKE.get(error.verify_message, error.verify_message)}"
     reason = str(error.reason or error)

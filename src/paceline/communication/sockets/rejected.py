@@ -18,13 +18,7 @@ _unsaid = 0
 
 
 def turned_away(peer: str, why: object, expected: bool = False) -> None:
-    """Log that the connection from `peer` was closed, and why; from any thread.
-
-    Args:
-        peer: the other end's address.
-        why: the reason.
-        expected: a normal event in the job, which needs no warning.
-    """
+    """Log that the connection from `peer` was closed, and why; an `expected` one needs no warning. From any thread."""
     global _quiet_until, _unsaid
     with _lock:
         now = time.monotonic()

@@ -34,7 +34,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -57,15 +57,11 @@ STORE_GONE_S = 30.0
 """Seconds that an operation may take after the store is gone: rank 0 may have ended well and left its last data."""
 
 
+@dataclass(eq=False)
 class GroupHolder:
-    """Holds the only reference to a group, so that it can be dropped.
+    """Holds the only reference to a `dist.ProcessGroup`, so that it can be dropped; None then."""
 
-    Attributes:
-        group: the `dist.ProcessGroup`; None once it is dropped.
-    """
-
-    def __init__(self, group: Any) -> None:
-        self.group = group
+    group: Any
 
 
 @dataclass(eq=False)
@@ -129,7 +125,8 @@ class Connection:
             raise UnsupportedError(f"exchanges run over the back ends gloo and nccl, and this group's is {backend!r}")
         self.backend, self.timeout_s = backend, timeout_s
         self.world = World(rank, size)  # until the workers have exchanged their host names
-        self._name, self._store = name, _store()
+        self._name = name
+        self._store: Any = dist.distributed_c10d._get_default_store()  # it still works when our groups are gone
         self._lock = threading.Lock()
         self._holders: list[GroupHolder] = []
         self._ports: set[int] = set()  # at which its groups listen
@@ -141,7 +138,7 @@ class Connection:
         self._cause_known = threading.Event()
         self._waits: dict[int, tuple[TorchOperation, float]] = {}  # thread -> its operation, since when
         self._user = threading.get_ident()  # presumably the training thread
-        self._responder = Responder(self._store, name, rank, self._doing, self._end_operations)
+        self._responder = Responder(self._store, name, rank, self._doing, lambda: shut_down(self._ports))
         self.on_failure: Callable[[list[dict[str, Any]]], None] = lambda rows: None
 
     @property
@@ -170,8 +167,10 @@ class Connection:
         kinds = dist.ProcessGroup.BackendType
         group._set_default_backend(kinds.GLOO if "gloo" in self.backend else kinds.NCCL)
         if "gloo" in self.backend:
-            gloo, port = with_port(lambda: dist.ProcessGroupGloo(_under("cpu", store), rank, size, timeout))
-            self._ports |= {port} if port is not None else set()
+            before = _listening()
+            gloo = dist.ProcessGroupGloo(_under("cpu", store), rank, size, timeout)
+            new = _listening() - before
+            self._ports |= new if len(new) == 1 else set()  # else another thread has begun to listen meanwhile
             group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
         if "nccl" in self.backend:
             options = dist.ProcessGroupNCCL.Options()
@@ -289,7 +288,7 @@ class Connection:
         began, longest, asked = time.monotonic(), min(LONGEST_CALL_S, max(1.0, self.timeout_s / 4)), False
         try:
             self._store.set(keys.key("failed", self.world.rank), own.pack())
-            self._end_operations()
+            shut_down(self._ports)
             self.drop()
             while len(doing) < size and time.monotonic() < began + longest:
                 keys.read(doing, range(size))
@@ -301,13 +300,9 @@ class Connection:
             if not asked or time.monotonic() < began + longest / 2:
                 return None  # no worker can be named
         finally:
-            self._end_operations()
+            shut_down(self._ports)
             self.drop()
         return {rank: doing.get(rank, Doing("silent")) for rank in range(size)}
-
-    def _end_operations(self) -> None:
-        """Let all operations over gloo fail, here and at the members whose connections this worker has accepted."""
-        shut_down(self._ports)
 
     def _find_cause(self, doing: dict[int, Doing] | None) -> None:
         """Describe which workers are missing."""
@@ -356,11 +351,6 @@ def _that_end(works: list[TorchOperation]) -> list[Any]:
     return handles
 
 
-def _store() -> Any:
-    """The default group's store: it still works when our groups are gone."""
-    return dist.distributed_c10d._get_default_store()
-
-
 def _under(prefix: str, store: Any) -> Any:
     return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
 
@@ -376,20 +366,11 @@ def first_line(error: BaseException) -> str:
 # one accepts the other's connection there. So a process finds the connections that its group has accepted by their
 # local port, and shuts them down: the operations of both members fail at once.
 
-Made = TypeVar("Made")
 DESCRIPTORS = "/dev/fd"
 
 
-def with_port(build: Callable[[], Made]) -> tuple[Made, int | None]:
-    """What `build` makes, and the port at which it listens; None if another thread has begun to listen meanwhile."""
-    before = _listening()
-    made = build()
-    new = _listening() - before
-    return made, new.pop() if len(new) == 1 else None
-
-
 def shut_down(ports: set[int]) -> None:
-    """End all connections of this process that were accepted at one of these ports."""
+    """End all connections that were accepted at one of these ports: their operations fail here and at the peers."""
     for sock in _sockets():
         with contextlib.suppress(OSError):
             if sock.getsockname()[1] in ports and not _listens(sock):

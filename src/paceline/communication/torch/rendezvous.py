@@ -39,6 +39,17 @@ def launched_worker() -> Worker | None:
     return schedulers.worker(os.environ)
 
 
+def required_worker(what: str) -> Worker:
+    """The same; UnsupportedError if no launcher started several, which `what` needs."""
+    worker = launched_worker()
+    if worker is None:
+        raise UnsupportedError(
+            f"{what} needs a launcher or a group, and {', '.join(schedulers.LAUNCHER_VARIABLES)} are not all set; "
+            "start with `paceline run` or `torchrun`, or call torch.distributed.init_process_group before attach"
+        )
+    return worker
+
+
 def address() -> str | None:
     """The address of the store, None if unknown."""
     if _met:
@@ -54,15 +65,11 @@ def store(worker: Worker, timeout_s: float) -> Any:
         UnsupportedError: it cannot be opened at the job's address.
     """
     if not _met:
-        _met.append(_named(worker, timeout_s) if worker.master is not None else _agreed(worker, timeout_s))
+        if worker.master is None:
+            _met.append(_agreed(worker, timeout_s))
+        else:
+            _met.append(((_open if worker.rank == 0 else _join)(worker, *worker.master, timeout_s), worker.master[0]))
     return _met[0][0]
-
-
-def _named(worker: Worker, timeout_s: float) -> tuple[Any, str]:
-    """The store at the address that all workers know."""
-    assert worker.master is not None
-    host, port = worker.master
-    return (_open(worker, host, port, timeout_s) if worker.rank == 0 else _join(worker, host, port, timeout_s)), host
 
 
 def _agreed(worker: Worker, timeout_s: float) -> tuple[Any, str]:
@@ -166,7 +173,7 @@ def _lead(store: Any, size: int, timeout_s: float) -> int:
     number = int(store.add(f"{PREFIX}/number", 1))
     missing, answered = set(range(1, size)), set()
     deadline = time.monotonic() + timeout_s
-    while missing:
+    while True:
         for rank in sorted(missing):
             token = _read(store, f"{PREFIX}/{size}/says/{rank}")
             if token and token not in answered:
@@ -174,14 +181,14 @@ def _lead(store: Any, size: int, timeout_s: float) -> int:
                 answered.add(token)
             if token and _read(store, f"{PREFIX}/{number}/confirms/{rank}") == token:
                 missing.discard(rank)
-        if missing and time.monotonic() > deadline:
+        if not missing:
+            return number
+        if time.monotonic() > deadline:
             who = ", ".join(str(rank) for rank in sorted(missing))
             raise PeerLostError(
                 f"of {size} workers, {who} did not come within {timeout_s:g} s: look at their last lines"
             )
-        if missing:
-            time.sleep(LOOK_EVERY_S)
-    return number
+        time.sleep(LOOK_EVERY_S)
 
 
 def _follow(store: Any, rank: int, token: str, timeout_s: float) -> int:

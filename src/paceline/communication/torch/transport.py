@@ -30,11 +30,9 @@ from paceline.communication.base import (
     world_within,
 )
 from paceline.communication.calls import AGREEMENT
-from paceline.communication.schedulers import LAUNCHER_VARIABLES
 from paceline.communication.torch import rendezvous
 from paceline.communication.torch.groups import Begin, Connection, GroupHolder
 from paceline.core.world import World, host_name
-from paceline.errors import UnsupportedError
 
 _opened: Counter[str] = Counter()  # connections so far, by their members: the same on every member
 
@@ -135,23 +133,19 @@ class ProcessTransport(SubgroupTransport["ProcessTransport"]):
     def send(self, x: Tensor, to: int) -> Pending:
         check_other(self.world, to, "send to")
         self.count("send", x)
-        return self._message(f"send to {self._name_of(to)}", lambda group: group.send([x], to, 0))
+        name = f"send to {self._connection.world.name(self._ranks[to])}"
+        return self._start(name, lambda group: group.send([x], to, 0), collective=False)
 
     def receive(self, x: Tensor, source: int) -> Pending:
         check_other(self.world, source, "receive from")
-        return self._message(f"receive from {self._name_of(source)}", lambda group: group.recv([x], source, 0))
+        name = f"receive from {self._connection.world.name(self._ranks[source])}"
+        return self._start(name, lambda group: group.recv([x], source, 0), collective=False)
 
-    def _name_of(self, rank: int) -> str:
-        return self._connection.world.name(self._ranks[rank])
-
-    def _start(self, operation: str, begin: Begin, then: Callable[[], None] | None = None) -> Pending:
-        return self._connection.start(self._holder, self._named(operation), begin, then, collective=True)
-
-    def _message(self, operation: str, begin: Begin) -> Pending:
-        return self._connection.start(self._holder, self._named(operation), begin, None, collective=False)
-
-    def _named(self, operation: str) -> str:
-        return operation if self.call == AGREEMENT else f"{operation} for {self.call}"
+    def _start(
+        self, operation: str, begin: Begin, then: Callable[[], None] | None = None, collective: bool = True
+    ) -> Pending:
+        name = operation if self.call == AGREEMENT else f"{operation} for {self.call}"
+        return self._connection.start(self._holder, name, begin, then, collective)
 
     def close(self) -> None:
         if self._parent is None:
@@ -190,12 +184,7 @@ def fresh_name(ranks: list[int]) -> str:
 
 
 def _join_launcher(timeout: timedelta) -> None:
-    worker = rendezvous.launched_worker()
-    if worker is None:
-        raise UnsupportedError(
-            f"no launcher has started this process ({', '.join(LAUNCHER_VARIABLES)} are not all set); start with "
-            "`paceline run` or `torchrun`, or call torch.distributed.init_process_group before attach"
-        )
+    worker = rendezvous.required_worker("a connection of several processes")
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(worker.local_rank % torch.cuda.device_count())

@@ -58,7 +58,6 @@ class Clock:
         network: seconds of a message between two workers: a number, or a function of (source, to, bytes, generator).
         seed: of the random durations.
         now: simulated seconds so far; after a run, its duration.
-        happened: events so far.
     """
 
     compute: float | Sequence[float] | Compute = 1.0
@@ -76,7 +75,6 @@ class Clock:
         self._number = 0
         self._messages: Counter[tuple[int, int]] = Counter()
         self._arrivals: dict[tuple[int, int], float] = {}
-        self.happened = 0
 
     def compute_s(self, rank: int, step: int) -> float:
         """Seconds that worker `rank` takes for its minibatch `step`."""
@@ -87,13 +85,6 @@ class Clock:
         else:
             seconds = self.compute
         return _duration(seconds, f"minibatch {step} of worker {rank}")
-
-    def network_s(self, source: int, to: int, nbytes: int) -> float:
-        """Seconds that the next message from `source` to `to` takes; 0 within a worker."""
-        if source == to:
-            return 0.0
-        self._messages[source, to] += 1
-        return self.message_s(source, to, nbytes, self._messages[source, to])
 
     def message_s(self, source: int, to: int, nbytes: int, number: int) -> float:
         """Seconds that message `number` from `source` to `to` takes; it is not counted."""
@@ -108,7 +99,11 @@ class Clock:
 
     def carry(self, source: int, to: int, nbytes: int, then: Callable[[], None]) -> None:
         """Call `then` when a message from `source` arrives at `to`; messages between two workers keep their order."""
-        arrives = max(self.now + self.network_s(source, to, nbytes), self._arrivals.get((source, to), 0.0))
+        seconds = 0.0  # within a worker
+        if source != to:
+            self._messages[source, to] += 1
+            seconds = self.message_s(source, to, nbytes, self._messages[source, to])
+        arrives = max(self.now + seconds, self._arrivals.get((source, to), 0.0))
         self._arrivals[source, to] = arrives
         self._put(arrives, _MESSAGE, source, then)
 
@@ -121,7 +116,6 @@ class Clock:
         if not self._events:
             return False
         self.now, _, _, _, then = heapq.heappop(self._events)
-        self.happened += 1
         then()
         return True
 

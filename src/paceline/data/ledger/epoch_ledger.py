@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of the ledger: lease requests, the state of one epoch, and the speeds of workers."""
+"""Parts of the ledger: what a worker asks of it, the state of one epoch, and the speeds of workers."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.data.ledger.ranges import Ranges
 
@@ -27,42 +29,65 @@ def by_epoch(marks: Iterable[Sequence[int]]) -> dict[tuple[int, int], Ranges]:
 
 @dataclass(frozen=True)
 class Question:
-    """A worker's lease request.
+    """A worker's lease request."""
 
-    Attributes:
-        loader: number of the shared loader.
-        epoch: the worker's epoch.
-        total: places in an epoch; `ENDLESS` if unknown.
-        unit: places of a batch or shard; leases are cut at its multiples.
-        most: the most units of a lease.
-        dry: whether the worker is idle until it gets a lease.
-    """
-
-    loader: int
+    loader: int  # number of the shared loader
     epoch: int
-    total: int
-    unit: int = 1
-    most: int = MOST
-    dry: bool = False
+    total: int  # places in an epoch; `ENDLESS` if unknown
+    unit: int = 1  # places of a batch or shard; leases are cut at its multiples
+    most: int = MOST  # units of a lease
+    dry: bool = False  # whether the worker is idle until it gets a lease
+
+
+class Leases(ABC):
+    """A worker's connection to the ledger, over whatever transport."""
+
+    @abstractmethod
+    def ask(self, question: Question) -> Mark | None:
+        """A lease, or None; with `dry`, None means that the epoch is over for all workers."""
+
+    def hand_out(self, marks: list[Mark]) -> None:  # noqa: B027
+        """The program gets a batch of these places next: push work that must not be mixed with it."""
+
+    @abstractmethod
+    def leave_early(self, loader: int, epoch: int, marks: list[Mark]) -> None:
+        """This worker ends its pass before the epoch is over, and returns these places of its leases."""
+
+    @abstractmethod
+    def ends(self, loader: int, epoch: int, total: int) -> None:
+        """The loader turned out to have only `total` places in this epoch."""
+
+    def learn(self, news: Any) -> None:  # noqa: B027
+        """Take over the ledger's progress as of the parameters that this worker now loads."""
+
+    @abstractmethod
+    def done(self, marks: list[Mark]) -> None:
+        """This worker used these places without a push, and has nothing left to push."""
+
+    def waits(self, now: bool) -> None:  # noqa: B027
+        """Whether this worker waits at a barrier, such as a checkpoint; then no worker waits for its places."""
+
+    @abstractmethod
+    def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
+        """When this epoch begins, only these places remain."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any] | None:
+        """The ledger's checkpoint state; None on workers that do not keep the ledger."""
+
+    def load(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Restore `state`."""
 
 
 @dataclass
 class EpochLedger:
-    """One epoch of one loader.
+    """One epoch of one loader."""
 
-    Attributes:
-        total: places.
-        free: places that are neither leased nor done.
-        leased: worker -> its leased places; only workers that have some.
-        dry: workers that wait for a lease.
-        left: whether a worker's program left this epoch early.
-    """
-
-    total: int
-    free: Ranges
-    leased: dict[int, Ranges] = field(default_factory=dict)
-    dry: set[int] = field(default_factory=set)
-    left: bool = False
+    total: int  # places
+    free: Ranges  # neither leased nor done
+    leased: dict[int, Ranges] = field(default_factory=dict)  # by worker; only workers that have some
+    dry: set[int] = field(default_factory=set)  # workers that wait for a lease
+    left: bool = False  # whether a worker's program left this epoch early
 
     @property
     def settled(self) -> bool:
@@ -160,16 +185,9 @@ class Speeds:
 
 @dataclass
 class _Sum:
-    """The speeds of the workers of a loader.
+    """The speeds of the workers of a loader."""
 
-    Attributes:
-        at: time of which they are.
-        speed: their sum, of those that have one, places a second.
-        known: so many have one.
-        workers: of the loader.
-    """
-
-    at: float
-    speed: float
-    known: int
+    at: float  # time of which they are
+    speed: float  # their sum, of those that have one, places a second
+    known: int  # so many have one
     workers: int

@@ -11,11 +11,7 @@ Range = tuple[int, int]
 
 
 class Ranges:
-    """A set of whole numbers, kept as disjoint ranges in order, no two of which touch.
-
-    Args:
-        ranges: its first content; they may overlap.
-    """
+    """A set of whole numbers, kept as disjoint ranges in order, no two of which touch; those given may overlap."""
 
     def __init__(self, ranges: Iterable[Iterable[int]] = ()) -> None:
         self._begins: list[int] = []

@@ -8,8 +8,8 @@ k `UNIT` .. (k + 1) `UNIT` (excl.), of which the places after its last sample ar
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor
 from paceline.data.ledger.epoch_ledger import ENDLESS, Mark
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Range, Ranges
-from paceline.data.sampling.order import set_states
 from paceline.data.sampling.split import Cut, split_of
 from paceline.errors import CheckpointError
 
@@ -45,15 +44,12 @@ def round_robin(rest: Iterable[Range], workers: int, rank: int) -> Ranges:
 
 
 class ShardProgress:
-    """The places that one worker handed out in a pass, by the number of the batch that held them.
+    """The places that one worker handed out in a pass, by the number of the batch that held them."""
 
-    Attributes:
-        entered: places whose work is in the global model.
-    """
-
-    def __init__(self) -> None:
-        self.entered = Ranges()
-        self._later: deque[tuple[int, list[Range]]] = deque()
+    def __init__(self, state: Sequence[Any] = ((), ())) -> None:
+        self.entered = Ranges(state[0])
+        """Places whose work is in the global model."""
+        self._later = deque((batches, [(begin, end) for begin, end in places]) for batches, places in state[1])
 
     def add(self, batches: int, places: list[Range]) -> None:
         """These places were handed out, the last of them with batch number `batches` (from 1)."""
@@ -74,30 +70,23 @@ class ShardProgress:
         later = [[batches, [list(one) for one in places]] for batches, places in self._later]
         return [self.entered.state(), later]
 
-    @classmethod
-    def of(cls, state: list[Any]) -> ShardProgress:
-        """Restore `state`."""
-        progress = cls()
-        progress.entered = Ranges(state[0])
-        progress._later = deque((batches, [(begin, end) for begin, end in places]) for batches, places in state[1])
-        return progress
+
+_NOWHERE = ShardProgress()
 
 
 @dataclass
 class Pass:
-    """This worker's pass over one epoch.
+    """This worker's pass over one epoch."""
 
-    Attributes:
-        cut: how the epoch was split; None before the first batch.
-        batches: batches handed out.
-        entered: those of them whose work is in the global model.
-        shard_progress: their places, if the epoch is split into shards of unknown length.
-    """
+    cut: Cut | None = None  # how the epoch was split; None before the first batch
+    batches: int = 0  # handed out
+    entered: int = 0  # those of them whose work is in the global model
+    shard_progress: ShardProgress | None = None  # their places, if the epoch is split into shards of unknown length
 
-    cut: Cut | None = None
-    batches: int = 0
-    entered: int = 0
-    shard_progress: ShardProgress = field(default_factory=ShardProgress)
+    def in_shards(self) -> ShardProgress:
+        """The places of its batches, as the epoch is split into shards of unknown length."""
+        self.shard_progress = self.shard_progress or ShardProgress()
+        return self.shard_progress
 
     @property
     def endless(self) -> bool:
@@ -106,36 +95,21 @@ class Pass:
 
 
 class Position:
-    """How far a worker is in its data.
-
-    Attributes:
-        epoch: passes over the data that have begun, less one.
-        now: this worker's pass over it.
-        fresh: whether no batch of this epoch was requested yet.
-        rest: epoch -> the places that remained when it was split; an epoch without an entry was whole.
-        played: epoch -> random state at its start, if one worker's own loader gives the order.
-        leased: whether its places are leased, so that the ledger records what is done.
-        arranged: epoch -> number of workers for which its order was made.
-        active: the pass that is under way, if its places are leased.
-        held: leases that are not begun.
-        begun: returns the places of batches that are being made.
-        epoch_start: random state at the epoch's start, kept only if the user's own loader is iterated.
-        generators: the loader's own generators.
-    """
+    """How far a worker is in its data."""
 
     def __init__(self) -> None:
-        self.epoch, self.fresh = 0, True
+        self.epoch, self.fresh = 0, True  # passes that have begun, less one; whether none of its batches was requested
         self.now = Pass()
         self._passes = {0: self.now}  # the present one, and those whose last work has not entered
-        self.rest: dict[int, Ranges] = {}
-        self.played: dict[int, dict[str, Any]] = {}
-        self.leased = False
-        self.arranged: dict[int, int] = {}
-        self.held: deque[Mark] = deque()
-        self.active: Generator[Any, None, None] | None = None
-        self.begun: Callable[[], list[Mark]] = list
-        self.epoch_start: dict[str, Any] | None = None
-        self.generators: list[torch.Generator] = []
+        self.rest: dict[int, Ranges] = {}  # epoch -> the places that remained when it was split; else it was whole
+        self.played: dict[int, dict[str, Any]] = {}  # epoch -> random state then, if one worker's loader gave the order
+        self.leased = False  # whether its places are leased, so that the ledger records what is done
+        self.arranged: dict[int, int] = {}  # epoch -> number of workers for which its order was made
+        self.held: deque[Mark] = deque()  # leases that are not begun
+        self.active: Generator[Any, None, None] | None = None  # the pass that is under way, if its places are leased
+        self.begun: Callable[[], list[Mark]] = list  # returns the places of batches that are being made
+        self.epoch_start: dict[str, Any] | None = None  # random state then, if the user's own loader is iterated
+        self.generators: list[torch.Generator] = []  # the loader's own
         self._loaded: list[Tensor] = []
 
     # -- over time --------------------------------------------------------------------------------
@@ -188,7 +162,7 @@ class Position:
 
     def _tidy(self) -> None:
         """Drop passes whose work has all entered, except the last one of a stream: it alone tells the length."""
-        for epoch, one in self._rows():
+        for epoch, one in sorted(self._passes.items()):
             last_of_stream = epoch == self.epoch - 1 and one.endless
             if epoch != self.epoch and one.entered == one.batches and not last_of_stream:
                 del self._passes[epoch]
@@ -198,7 +172,8 @@ class Position:
         one = self._passes.get(epoch)
         if one is not None:
             one.entered = batches
-            one.shard_progress.enter(batches)
+            if one.shard_progress is not None:
+                one.shard_progress.enter(batches)
             self._tidy()
 
     @property
@@ -228,8 +203,8 @@ class Position:
         return {
             "epoch": self.epoch,
             "passes": [
-                [epoch, one.cut and list(one.cut), one.batches, one.entered, one.shard_progress.state()]
-                for epoch, one in self._rows()
+                [epoch, one.cut and list(one.cut), one.batches, one.entered, (one.shard_progress or _NOWHERE).state()]
+                for epoch, one in sorted(self._passes.items())
             ],
             "rest": [[epoch, rest.state()] for epoch, rest in self.rest.items()],
             "played": [[epoch, start] for epoch, start in self.played.items()],
@@ -239,9 +214,6 @@ class Position:
             "epoch_start": self.epoch_start,
             "generators": [generator.get_state() for generator in self.generators],
         }
-
-    def _rows(self) -> list[tuple[int, Pass]]:
-        return sorted(self._passes.items())
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state` of the same number of workers; the next pass continues there."""
@@ -256,13 +228,8 @@ class Position:
         self.track(self.generators)
 
     def regroup(self, states: list[dict[str, Any]], ledger: dict[str, Any] | None, loader: int) -> None:
-        """Restore a checkpoint of another number of workers; what remains is split again.
-
-        Args:
-            states: one of each worker then, in rank order.
-            ledger: the ledger's state then, if there was one.
-            loader: number of this loader in it.
-        """
+        """Restore a checkpoint of another number of workers, given their states in rank order; what remains is split
+        again. `loader` is the number of this loader in the `ledger` then, if there was one."""
         self.held.clear()
         self.epoch_start, self._loaded, self.fresh = None, [], True
         self.played = {epoch: start for epoch, start in states[0]["played"]}
@@ -284,7 +251,7 @@ class Position:
 
     def follow(self, state: dict[str, Any]) -> None:
         """Start in the epoch of another worker of the run; the ledger records what is done of it."""
-        begins = [[state["epoch"], None, 0, 0, ShardProgress().state()]]
+        begins = [[state["epoch"], None, 0, 0, _NOWHERE.state()]]
         self.load({**state, "passes": begins, "held": [], "epoch_start": None, "generators": []})
 
     def _regroup_epoch(self, epoch: int, states: list[dict[str, Any]]) -> None:
@@ -313,11 +280,7 @@ class Position:
 
 
 def passes_of(state: dict[str, Any]) -> dict[int, Pass]:
-    """epoch -> pass, from a saved position.
-
-    Raises:
-        CheckpointError: the number of workers grew within a pass.
-    """
+    """epoch -> pass, from a saved position."""
     grown = next((row[0] for row in state["passes"] if len(row) > 5), None)
     if grown is not None:
         raise CheckpointError(
@@ -325,22 +288,25 @@ def passes_of(state: dict[str, Any]) -> dict[int, Pass]:
             "runs grow now; resume from a checkpoint of before or after that pass"
         )
     return {
-        epoch: Pass(tuple(cut) if cut is not None else None, batches, entered, ShardProgress.of(shard_progress))
+        epoch: Pass(tuple(cut) if cut is not None else None, batches, entered, ShardProgress(shard_progress))
         for epoch, cut, batches, entered, shard_progress in state["passes"]
     }
 
 
 def _read(before: Ranges, passes: list[Pass | None], beyond: list[bool]) -> Ranges:
-    """The places of shards whose work is in the global model.
+    """The places of shards, of those that were split `before`, whose work is in the global model.
 
-    Args:
-        before: the places that were split.
-        passes: one of each worker, in rank order; None if its pass was dropped.
-        beyond: whether each worker is in a later epoch.
+    By rank: each worker's pass, None if it was dropped; and whether the worker is `beyond` this epoch.
     """
     ranges = Ranges()
     for rank, one in enumerate(passes):
         whole = round_robin(before, len(passes), rank) if beyond[rank] else Ranges()
-        for begin, end in one.shard_progress.entered if one is not None else whole:
+        for begin, end in one.in_shards().entered if one is not None else whole:
             ranges.add(begin, end)
     return ranges
+
+
+def set_states(generators: list[torch.Generator], states: list[Tensor]) -> None:
+    """Restore the states of generators."""
+    for generator, state in zip(generators, states, strict=False):
+        generator.set_state(state)

@@ -1,43 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of a map-style `DataLoader` and of a list: how many places an epoch has, and which samples they hold.
+"""The order of an epoch, and the plans of a map-style `DataLoader` and of a list: how many places an epoch has, and
+which samples they hold.
 
-With `shuffle=True` the order is a permutation that takes no memory; every worker runs any other sampler of the user's
-from the same seed, made of (seed, epoch). With a batch sampler a place is a batch that it makes.
+An order maps places to samples: a pure function of (data, seed, epoch), alike on all workers, so that no communication
+is needed. With `shuffle=True` it is a permutation that takes no memory. Any other sampler of the user's is drawn from,
+by every worker from the same seed: all at once if it is finite, chunk by chunk if it is huge or endless. With a batch
+sampler a place is a batch that it makes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby, islice
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from paceline.core import rng
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import ENDLESS, MOST
-from paceline.data.ledger.ranges import Range, Ranges
+from paceline.data.ledger.ranges import Range
 from paceline.data.sampling.batches import piece_of_rest, samples_in
-from paceline.data.sampling.order import (
-    Drawing,
-    InShards,
-    Order,
-    Sequential,
-    Shuffled,
-    StreamedOrder,
-    drawn,
-    set_states,
-)
-from paceline.data.sampling.position import Position
+from paceline.data.sampling.position import Position, set_states
 from paceline.data.sampling.split import (
     Cut,
     EvenAssignment,
     Portion,
-    Split,
     StreamedAssignment,
     Tail,
     cut_up,
@@ -45,59 +40,329 @@ from paceline.data.sampling.split import (
 )
 from paceline.errors import UnsupportedError
 
+Places = NDArray[np.int64]
+Words = NDArray[np.uint64]
 
-class LookupCache:
-    """The samples at some places of an order.
+HELD = 1 << 20
+"""An order of at most this many samples is held in memory."""
+LONGEST = 1 << 26
+"""A sampler with a length of at most this many items is held in memory."""
+CHUNK = 1 << 10
 
-    Args:
-        order: of an epoch.
-        ranges: the places; they may overlap or touch.
-    """
 
-    def __init__(self, order: Order, ranges: Iterable[Range]) -> None:
-        self.order = order
-        merged = list(Ranges(ranges))
-        self._ids = order.at(merged)
-        self._begins = [begin for begin, _ in merged]
-        self._ends = [end for _, end in merged]
-        self._offsets = [0, *accumulate(end - begin for begin, end in merged)]
+class Order(Protocol):
+    """The samples of an epoch, in order."""
 
-    def at(self, ranges: Iterable[Range]) -> list[Any] | None:
-        """The samples at these places; None if one of them is not cached."""
-        ids: list[Any] = []
-        for begin, end in ranges:
-            k = bisect_right(self._begins, begin) - 1
-            if k < 0 or end > self._ends[k]:
-                return None
-            first = self._offsets[k] + begin - self._begins[k]
-            ids += self._ids[first : first + end - begin]
+    def __len__(self) -> int: ...
+
+    def at(self, ranges: Iterable[Range]) -> Sequence[Any]:
+        """The indices of the samples at these places."""
+
+
+class Sequential:
+    """0, 1, 2, .. n - 1."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def at(self, ranges: Iterable[Range]) -> Sequence[int]:
+        return [place for begin, end in ranges for place in range(begin, end)]
+
+
+class Shuffled:
+    """A seeded permutation of n samples, which takes no memory."""
+
+    def __init__(self, n: int, seed: int, epoch: int) -> None:
+        self._permutation = Permutation(n, rng.mix(seed, epoch))
+
+    def __len__(self) -> int:
+        return self._permutation.n
+
+    def at(self, ranges: Iterable[Range]) -> Sequence[int]:
+        ids: list[int] = self._permutation.at(places(ranges)).tolist()
         return ids
 
 
-class Even(NamedTuple):
-    """An even split of the places of an epoch that remain.
+class Drawn:
+    """The items that the user's sampler gave: indices, keys, or whole batches of them."""
 
-    Attributes:
-        cut: how they are split.
-        total: so many remain.
-        part: this worker's.
-        batches: of its part, if known.
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def at(self, ranges: Iterable[Range]) -> Sequence[Any]:
+        return [item for begin, end in ranges for item in self._items[begin:end]]
+
+
+class InShards:
+    """Shards of these sizes in a seeded order; the samples of every `buffer` consecutive shards are shuffled together.
+
+    So an epoch reads a few files at a time, and neighbours in the order still come from different files.
     """
 
-    cut: Cut
-    total: int
-    part: EvenAssignment
-    batches: int | None
+    def __init__(self, sizes: Sequence[int], seed: int, epoch: int, buffer: int = 8) -> None:
+        if buffer < 1:
+            raise ValueError(f"buffer must be at least 1 shard, got {buffer}")
+        self._seed, self._epoch, self._buffer = seed, epoch, buffer
+        counts = np.asarray(sizes, dtype=np.int64)
+        self._first = np.cumsum(counts) - counts  # sample id at which each shard begins
+        self.shards = Permutation(len(counts), rng.mix(seed, epoch, -1)).at(np.arange(len(counts)))
+        self._ends = np.cumsum(counts[self.shards])  # places at which each shard of the order ends
+        self._counts = counts
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def at(self, ranges: Iterable[Range]) -> Sequence[int]:
+        return [sample for piece in self._pieces(ranges) for sample in self._mixed(*piece)]
+
+    @property
+    def window(self) -> int:
+        """Mean number of places in a buffer of shards."""
+        return max(1, len(self) * min(self._buffer, len(self._counts)) // max(1, len(self._counts)))
+
+    def first(self, shard: int) -> int:
+        return int(self._first[shard])
+
+    def windows(self, ranges: Iterable[Range]) -> Iterator[tuple[list[int], list[Range]]]:
+        """Yield (shards of a buffer, the given places in it) for every buffer that has some of the places."""
+        for buffer, pieces in groupby(self._pieces(ranges), key=lambda piece: piece[0]):
+            first, last = self._shards_of(buffer)
+            yield self.shards[first:last].tolist(), [(begin, end) for _, begin, end in pieces]
+
+    def _pieces(self, ranges: Iterable[Range]) -> Iterator[tuple[int, int, int]]:
+        """(buffer, begin, end): the ranges, cut where a buffer of shards ends."""
+        for begin, end in ranges:
+            while begin < end:
+                buffer = int(np.searchsorted(self._ends, begin, side="right")) // self._buffer
+                stop = min(end, int(self._ends[self._shards_of(buffer)[1] - 1]))
+                yield buffer, begin, stop
+                begin = stop
+
+    def _shards_of(self, buffer: int) -> Range:
+        """first .. last (excl.) of the order's shards."""
+        return buffer * self._buffer, min((buffer + 1) * self._buffer, len(self._ends))
+
+    def _mixed(self, buffer: int, begin: int, end: int) -> list[int]:
+        """The samples at places begin .. end of a buffer."""
+        first, last = self._shards_of(buffer)
+        base = int(self._ends[first - 1]) if first else 0
+        size = int(self._ends[last - 1]) - base
+        mixed = Permutation(size, rng.mix(self._seed, self._epoch, buffer)).at(np.arange(begin, end) - base)
+        which = first + np.searchsorted(self._ends[first:last] - base, mixed, side="right")
+        shard = self.shards[which]
+        offset = mixed - (self._ends[which] - base - self._counts[shard])
+        ids: list[int] = (self._first[shard] + offset).tolist()
+        return ids
+
+
+def places(ranges: Iterable[Range]) -> Places:
+    """The numbers of some ranges, concatenated."""
+    rows = [np.arange(begin, end, dtype=np.int64) for begin, end in ranges]
+    return np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)
+
+
+# -- a permutation that takes no memory ----------------------------------------------------------
+#
+# It is computed place by place, by a generalised Feistel network over pairs. Every x < n is written as x = a' R + b',
+# with sides L and R of about sqrt(n) each and L R >= n; a round adds to one half a keyed hash of the other, in turns:
+#
+#     a <- (a + h_k(b)) mod L        b <- (b + h_k+1(a)) mod R
+#
+# Each round can be undone, so the whole is a permutation of 0 .. L R. A result that is not below n goes through the
+# network again (cycle walking) until it is; because L R < n + 2 sqrt(n) + 1, hardly any does.
+#
+# Source: J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002 (the generalised Feistel cipher,
+# and cycle walking). The hash is the finaliser of splitmix64 (Steele, Lea and Flood, OOPSLA 2014). This is for
+# shuffling, not for secrets.
+
+ROUNDS = 12
+LIMIT = 1 << 62
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+class Permutation:
+    """A permutation of 0 .. n (excl.), one of many, named by its key: any whole number.
+
+    Close keys give unrelated orders, the same on every machine.
+    """
+
+    def __init__(self, n: int, key: int) -> None:
+        if not 0 <= n <= LIMIT:
+            raise ValueError(f"a permutation of {n} samples cannot be made; give 0 to 2^62")
+        self.n = n
+        left = max(1, math.isqrt(n))
+        if left * left < n:
+            left += 1
+        self._left, self._right = left, max(1, -(-n // left))
+        self._keys = [_mixed_number((key + (k + 1) * _GOLDEN) & _MASK) for k in range(ROUNDS)]
+
+    def __len__(self) -> int:
+        return self.n
+
+    def at(self, places: Places) -> Places:
+        """The samples at these places, each 0 .. n (excl.); both of shape (m,)."""
+        permuted = self._once(places.astype(np.uint64))
+        while (outside := permuted >= self.n).any():
+            permuted[outside] = self._once(permuted[outside])
+        return permuted.astype(np.int64)
+
+    def _once(self, x: Words) -> Words:
+        left, right = np.uint64(self._left), np.uint64(self._right)
+        a, b = x // right, x % right
+        for k in range(0, ROUNDS, 2):
+            a = _sum(a, _mixed(b ^ np.uint64(self._keys[k])) % left, left)
+            b = _sum(b, _mixed(a ^ np.uint64(self._keys[k + 1])) % right, right)
+        words: Words = a * right + b
+        return words
+
+
+def _sum(x: Words, y: Words, modulus: np.uint64) -> Words:
+    """x + y modulo `modulus`, for x and y below it; what would be below 0 wraps round to more than the sum is."""
+    x = x + y
+    reduced: Words = np.minimum(x, x - modulus)
+    return reduced
+
+
+def _mixed(x: Words) -> Words:
+    """The finaliser of splitmix64, element by element, modulo 2^64; made in place."""
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def _mixed_number(x: int) -> int:
+    """The same of one number."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+# -- the user's own samplers ----------------------------------------------------------------------
+
+
+class Drawing:
+    """Iterates over a sampler with random states of its own; those of the program stay as they are.
+
+    `items` returns the iterable; `begin` sets all generators to the state at the start; `generators` are the sampler's.
+    """
+
+    def __init__(
+        self, items: Callable[[], Iterable[Any]], begin: Callable[[], None], generators: list[torch.Generator]
+    ) -> None:
+        self._items, self._begin, self._generators = items, begin, generators
+        self._iterator: Iterator[Any] | None = None
+        self._states: tuple[dict[str, Any], list[torch.Tensor]] | None = None
+
+    def take(self, enough: Callable[[list[Any]], bool]) -> list[Any]:
+        """Draw items until `enough` of them, or to the end."""
+        items: list[Any] = []
+        with self._inside():
+            if self._iterator is None:
+                self._iterator = iter(self._items())
+            while not enough(items) and (chunk := list(islice(self._iterator, CHUNK))):
+                items += chunk
+        return items
+
+    def again(self) -> Drawing:
+        """The same from the start."""
+        return Drawing(self._items, self._begin, self._generators)
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        outside = self._now()
+        try:
+            if self._states is None:
+                self._begin()
+            else:
+                self._put(self._states)
+            yield
+            self._states = self._now()
+        finally:
+            self._put(outside)
+
+    def _now(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        return rng.capture(), [generator.get_state() for generator in self._generators]
+
+    def _put(self, states: tuple[dict[str, Any], list[torch.Tensor]]) -> None:
+        rng.restore(states[0])
+        set_states(self._generators, states[1])
+
+
+class StreamedOrder:
+    """The order of a sampler too long to hold: draws on demand, and keeps the latest items; `begun` are the first."""
+
+    def __init__(self, drawing: Drawing, begun: list[Any], length: int | None) -> None:
+        self._drawing, self._held, self._first = drawing, begun, 0
+        self._length, self._most = length, len(begun)
+        self.end: int | None = None
+        """Number of items, once the sampler has ended."""
+
+    def __len__(self) -> int:
+        return ENDLESS if self._length is None else self._length
+
+    def reach(self, place: int) -> int:
+        """Draw up to `place` (excl.); returns `place`, or the end if the sampler ends before."""
+        missing = place - self._first - len(self._held)
+        if missing > 0 and self.end is None:
+            self._held += self._drawing.take(lambda items: len(items) >= missing)
+            if self._first + len(self._held) < place:
+                self.end = self._first + len(self._held)
+        return place if self.end is None else min(place, self.end)
+
+    def at(self, ranges: Iterable[Range]) -> list[Any]:
+        """The items at these places; fewer if some lie after the end."""
+        items: list[Any] = []
+        for begin, end in ranges:
+            if begin < self._first:  # a lost worker's places: draw again from the start
+                self._drawing, self._held, self._first = self._drawing.again(), [], 0
+            while begin >= self._first + 2 * self._most:
+                self.reach(self._first + 2 * self._most)
+                if self.end is not None and self.end <= begin:
+                    break
+                del self._held[: self._most]
+                self._first += self._most
+            self.reach(end)
+            items += self._held[begin - self._first : end - self._first]
+        return items
+
+
+def drawn(drawing: Drawing, length: int | None) -> Order:
+    """The order of a sampler, if it has one of this length: a list, or a :class:`StreamedOrder` if that is too long."""
+    least = length if length is not None and length <= LONGEST else 0
+    weight = 0
+
+    def enough(items: list[Any]) -> bool:
+        nonlocal weight
+        weight += sum(map(_samples, items[-CHUNK:]))
+        return weight > HELD and len(items) > least
+
+    begun = drawing.take(enough)
+    if not (weight > HELD and len(begun) > least):
+        return Drawn(begun)
+    return StreamedOrder(drawing, begun, length if length is not None and length > LONGEST else None)
+
+
+def _samples(item: Any) -> int:
+    return len(item) if isinstance(item, (list, tuple)) else 1
+
+
+# -- plans ----------------------------------------------------------------------------------------
 
 
 class Plan:
-    """What a loader's epochs consist of; places are numbered alike on all workers.
+    """What a loader's epochs consist of; places are numbered alike on all workers."""
 
-    Attributes:
-        unit: places of a batch.
-    """
-
-    unit = 1
+    unit = 1  # places of a batch
 
     def places(self, epoch: int) -> int:
         """Their number in an epoch; `ENDLESS` if it is unknown."""
@@ -125,39 +390,32 @@ class Plan:
         """The order of an epoch if it is too long to hold; its length may be `ENDLESS`."""
         return None
 
-    def even(self, position: Position, world: World, skip: int) -> Even:
+    def even(self, position: Position, world: World, skip: int) -> tuple[EvenAssignment, int]:
         """Split the places that remain of the present epoch evenly, and note it in the position.
 
         Args:
             skip: batches that this worker has had of its part.
+
+        Returns:
+            This worker's part, and how many places remain.
         """
         epoch, rest, tail = position.epoch, position.rest.get(position.epoch), self.tail
         total = self.places(epoch) if rest is None else rest.total
         cut = position.now.cut = self.cut(total, world.size)
-        stream = self.streamed(epoch) if rest is None else None
-        split = split_of(cut)
+        stream, split = self.streamed(epoch) if rest is None else None, split_of(cut)
         if stream is not None:
-            part: EvenAssignment = StreamedAssignment(stream.reach, epoch, split, world.rank, skip, tail)
-        else:
-            part = EvenAssignment(epoch, rest, split, world.rank, skip, tail)
-        if total >= ENDLESS // 2 or (tail == "pieces" and total % world.size):
-            return Even(cut, total, part, self._odd_batches(split, position, total, world))
-        return Even(cut, total, part, split.batches(world.rank))
+            return StreamedAssignment(stream.reach, epoch, split, world.rank, skip, tail), total
+        return EvenAssignment(epoch, rest, split, world.rank, skip, tail), total
 
     def batches(self, position: Position, world: World) -> int | None:
         """Batches of this worker in an even split of the places that remain; None if nobody knows."""
-        rest = position.rest.get(position.epoch)
-        total = self.places(position.epoch) if rest is None else rest.total
-        split = split_of(self.cut(total, world.size))
-        if total >= ENDLESS // 2 or (self.tail == "pieces" and total % world.size):
-            return self._odd_batches(split, position, total, world)
-        return split.batches(world.rank)
-
-    def _odd_batches(self, split: Split, position: Position, total: int, world: World) -> int | None:
-        """The same of an epoch without an end, or whose last batches are cut among several workers."""
         epoch, size, rest = position.epoch, world.size, position.rest.get(position.epoch)
+        total = self.places(epoch) if rest is None else rest.total
+        split = split_of(self.cut(total, size))
         if total >= ENDLESS // 2:
             return None
+        if self.tail != "pieces" or not total % size:
+            return split.batches(world.rank)
         if self.streamed(epoch) is not None:  # too long to look at its end
             return len(split)
         last = total // size * size
@@ -169,14 +427,8 @@ class SamplingPlan(Plan):
     """Maps the places of a loader's epochs to samples.
 
     Args:
-        loader: the user's.
         seed: of the order; the same on every worker.
-        position: this worker's.
         workers: N if a round of N batches is one step; 1 if batches are leased.
-
-    Attributes:
-        whole: whether a place is a batch that the user's sampler made.
-        unit: places of a batch.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int, position: Position, workers: int = 1) -> None:
@@ -186,10 +438,11 @@ class SamplingPlan(Plan):
                 "the loader has batch_size=None, so its samples are batches already; give it a batch_size, or share "
                 "the list of batches instead"
             )
+        # a place is a sample, or a batch that the user's sampler made
         self.whole = loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler
         self.unit = 1 if self.whole else int(loader.batch_size or 1)
         self._orders: dict[int, tuple[Any, Order]] = {}  # epoch -> (what the order depends on, order)
-        self._lookups: LookupCache | None = None
+        self._looked_up: tuple[Order | None, dict[int, Any]] = None, {}  # samples of an order by their places
 
     @property
     def in_shards(self) -> bool:
@@ -244,12 +497,7 @@ class SamplingPlan(Plan):
         return _multiple(stream.end, self.unit) if self.drops_last else stream.end
 
     def ids(self, portion: Portion, coming: Callable[[], Iterable[Portion]] = tuple) -> Sequence[Any]:
-        """The indices of the samples of a portion.
-
-        Args:
-            portion: which places.
-            coming: returns the known portions that follow, which are looked up at the same time.
-        """
+        """The indices of the samples of a portion; `coming` gives those that follow, to look up at the same time."""
         ids = self._at(portion, coming)
         if self.whole:
             ids = [item for batch in ids for item in batch]
@@ -264,12 +512,14 @@ class SamplingPlan(Plan):
         order = self.order(portion.epoch)
         if not isinstance(order, (Shuffled, InShards)):
             return order.at(portion.places)
-        ids = self._lookups.at(portion.places) if self._lookups is not None and self._lookups.order is order else None
-        if ids is None:
-            same_epoch = [one for one in coming() if one.epoch == portion.epoch]
-            self._lookups = LookupCache(order, [places for one in (portion, *same_epoch) for places in one.places])
-            ids = self._lookups.at(portion.places)
-        assert ids is not None
+        wanted = [place for begin, end in portion.places for place in range(begin, end)]
+        looked_up_in, samples = self._looked_up
+        ids = [samples.get(place) for place in wanted] if looked_up_in is order else [None]
+        if None in ids:  # looking up 16 samples takes as long as 1,000
+            ranges = [one for each in (portion, *coming()) if each.epoch == portion.epoch for one in each.places]
+            samples = dict(zip(places(ranges).tolist(), order.at(ranges), strict=True))
+            self._looked_up = order, samples
+            ids = [samples[place] for place in wanted]
         return ids
 
     def cut(self, places: int, workers: int) -> Cut:

@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Literal, Protocol, TypeVar
 
-from paceline.data.ledger.epoch_ledger import Mark, Question
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import Leases, Mark, Question
 from paceline.data.ledger.ranges import Range, Ranges
 
 Cut = tuple[str, int, int, int]
@@ -180,17 +179,11 @@ it, since batches must be whole.
 
 @dataclass(frozen=True)
 class Portion:
-    """One batch to make.
+    """One batch to make."""
 
-    Attributes:
-        epoch: the epoch whose order `places` refers to.
-        places: positions in that order; each is a sample, or a batch that a sampler made.
-        part: (i, n) if this worker takes part i of n equal parts of the samples; None for all.
-    """
-
-    epoch: int
-    places: list[Range]
-    part: tuple[int, int] | None = None
+    epoch: int  # whose order `places` refers to
+    places: list[Range]  # positions in that order; each is a sample, or a batch that a sampler made
+    part: tuple[int, int] | None = None  # (i, n): this worker takes part i of n equal parts of the samples; None: all
 
     @property
     def count(self) -> int:
@@ -201,11 +194,8 @@ class Assignment(Protocol):
     """A worker's portions of an epoch, in order."""
 
     def next(self, wait: bool) -> Portion | None:
-        """The next portion; None at the end, and without `wait` also where none is free at present.
-
-        Args:
-            wait: whether this worker is idle until it gets a portion.
-        """
+        """The next portion; None at the end, and unless this worker is idle until it gets one (`wait`), also where none
+        is free at present."""
 
     def known(self) -> Iterable[Portion]:
         """Portions that follow, as far as they are known without a lease request; one may hold several batches."""
@@ -215,15 +205,9 @@ class Assignment(Protocol):
 
 
 class EvenAssignment:
-    """The worker's part of an even split.
+    """The worker's part of an even split, from round number `first`.
 
-    Args:
-        epoch: the epoch whose order the places refer to.
-        rest: the places of the epoch that remain; None for all, so that the n-th that remains is place n.
-        split: the split of those places.
-        rank: this worker's rank.
-        first: number of the first round.
-        tail: what becomes of the last, incomplete round.
+    The split is that of the places of the epoch that remain (`rest`), of which the n-th is place n if `rest` is None.
     """
 
     ahead = DRAWN_PLACES
@@ -275,8 +259,7 @@ class EvenAssignment:
 class StreamedAssignment(EvenAssignment):
     """An even split of an epoch whose length is unknown until its end.
 
-    Args:
-        reach: draws up to a place, and returns how many places exist up to it.
+    `reach` draws up to a place, and returns how many places exist up to it.
     """
 
     ahead = 1
@@ -304,13 +287,7 @@ class StreamedAssignment(EvenAssignment):
 
 
 class LeasedAssignment:
-    """Leases, cut into batches.
-
-    Args:
-        leases: the connection to the ledger.
-        question: the lease request to send.
-        held: leased places that are not begun; updated in place.
-    """
+    """Leases, cut into batches; `held` are leased places that are not begun, updated in place."""
 
     def __init__(self, leases: Leases, question: Question, held: deque[Mark]) -> None:
         self._leases, self._question, self.held = leases, question, held

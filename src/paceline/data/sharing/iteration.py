@@ -23,14 +23,12 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from paceline.core import rng
 from paceline.core.world import World
-from paceline.data.ledger.epoch_ledger import ENDLESS, Mark, Question
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import ENDLESS, Leases, Mark, Question
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.batches import are_whole, piece_of_rest, samples_in, sum_of
 from paceline.data.sampling.buckets import BucketBatches
-from paceline.data.sampling.order import InShards, set_states
-from paceline.data.sampling.position import UNIT, Position
-from paceline.data.sampling.sampler import ListPlan, Plan, SamplingPlan, generators_of
+from paceline.data.sampling.position import UNIT, Position, set_states
+from paceline.data.sampling.sampler import InShards, ListPlan, Plan, SamplingPlan, generators_of
 from paceline.data.sampling.split import (
     Assignment,
     Cut,
@@ -51,19 +49,14 @@ class RunData:
     """Counts the batches that the shared loaders of a run hand out.
 
     Args:
-        world: this worker.
         seed: of the order of samples.
         began: called with (epoch, number of batches or None) at the start of every pass.
-
-    Attributes:
-        leases: the connection to the ledger, under rules that lease samples.
-        places: notes which places each step trained on; None unless receipts are written.
     """
 
     def __init__(self, world: World, seed: int, began: Callable[[int, int | None], None]) -> None:
         self.world, self.seed, self.began = world, seed, began
-        self.leases: Leases | None = None
-        self.places: PlaceLog | None = None
+        self.leases: Leases | None = None  # under rules that lease samples
+        self.places: PlaceLog | None = None  # which places each step trained on, if receipts are written
         self.warn: Callable[[str, str], None] = lambda key, text: None
         """Called with a warning, and a key that it has in common with later ones of its kind."""
         self._batches = 0  # handed out so far
@@ -199,11 +192,7 @@ NUMBERS = (
 
 
 class SampleNumbers:
-    """Compares the first batches of a loader with the samples that were asked for.
-
-    Args:
-        data: the loader's data set.
-    """
+    """Compares the first batches of a loader with the samples of its data set that were asked for."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -212,12 +201,8 @@ class SampleNumbers:
         self._open = True
 
     def are_handed_out(self, batch: Any, asked: Callable[[], Sequence[Any]]) -> bool:
-        """Whether this batch shows that one entry of every batch is the numbers of its samples; true once at most.
-
-        Args:
-            batch: the next one.
-            asked: returns the numbers of its samples.
-        """
+        """Whether this next batch, for which sample numbers were `asked`, shows that one entry of every batch is the
+        numbers of its samples; true once at most."""
         if not self._open:
             return False
         entries = _entries(batch)
@@ -304,22 +289,7 @@ _END = object()
 
 
 class Iteration:
-    """Makes a worker's batches.
-
-    Args:
-        loader: the user's.
-        number: of the loader's data, alike on all workers.
-        position: this worker's.
-        registry: counts every batch.
-        leases: the connection to the ledger; None for an even split.
-
-    Attributes:
-        plan: the plan of a map-style loader.
-        listed: the plan of a list.
-        shards: the reader of a stream of shards.
-        reached: (epoch, the furthest place of it that this worker was given).
-        length: batches of this worker in the present pass, if known.
-    """
+    """Makes a worker's batches; takes the arguments of `SharedLoader`."""
 
     def __init__(
         self,
@@ -331,9 +301,9 @@ class Iteration:
     ) -> None:
         self.loader, self._number, self._position, self._registry = loader, number, position, registry
         self._leases = leases
-        self.length: int | None = None
-        self.reached = (0, 0)
-        self.plan: SamplingPlan | None = None
+        self.length: int | None = None  # batches of this worker in the present pass, if known
+        self.reached = (0, 0)  # epoch, the furthest place of it that this worker was given
+        self.plan: SamplingPlan | None = None  # of a map-style loader
         self._loading: Loading | None = None
         self._numbers = SampleNumbers(getattr(loader, "dataset", None))
         self.listed = ListPlan(loader) if isinstance(loader, Sequence) else None
@@ -425,16 +395,16 @@ class Iteration:
             self._begin(("leased", places, plan.unit, world.size))
             question = Question(self._number, position.epoch, places, plan.unit, plan.most)
             return LeasedAssignment(self._leases, question, position.held)
-        even = plan.even(position, world, skip)
-        self._check_whole(even.total, even.cut)
-        self.length = even.batches
+        assignment, places = plan.even(position, world, skip)
+        self._check_whole(places)
+        self.length = length()
         self._registry.began(position.epoch, self.length)
-        return even.part
+        return assignment
 
-    def _check_whole(self, places: int, cut: Cut) -> None:
+    def _check_whole(self, places: int) -> None:
         """Report which batches of an epoch are cut or dropped; refuse to drop all."""
-        plan, world = self.plan, self._world
-        if plan is None or places >= ENDLESS:
+        plan, world, cut = self.plan, self._world, self._position.now.cut
+        if plan is None or cut is None or places >= ENDLESS:
             return
         if places % world.size and plan.tail == "pieces" and not isinstance(plan.sampler, BucketBatches):
             self._registry.warn(
@@ -567,7 +537,7 @@ class Iteration:
             )
         self._begin(("shards", places, 1, world.size))
         rest = position.rest.get(position.epoch, Ranges([(0, places)]))
-        return ShardAssignment(position.epoch, rest, world.size, world.rank, position.now.shard_progress)
+        return ShardAssignment(position.epoch, rest, world.size, world.rank, position.now.in_shards())
 
     def _read(self, shards: ShardReading) -> Generator[Any, None, None]:
         """Batches of shards; an empty place is marked done with the next batch."""
@@ -579,7 +549,7 @@ class Iteration:
         with self._until_left(assignment):
             for shard_batch in shards.batches(assignment):
                 if not leased:
-                    position.now.shard_progress.add(
+                    position.now.in_shards().add(
                         position.now.batches + bool(shard_batch.samples), shard_batch.portion.places
                     )
                 elif not shard_batch.samples:

@@ -21,12 +21,12 @@ from functools import cache, partial
 from typing import Any
 from weakref import WeakValueDictionary
 
+from torch import nn
 from torch.utils.data import DataLoader
 
 from paceline.communication import virtual
 from paceline.core.world import World
-from paceline.data.ledger.epoch_ledger import ENDLESS, Mark
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import ENDLESS, Leases, Mark
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.batches import are_whole, has_piece
 from paceline.data.sampling.position import Position
@@ -41,21 +41,13 @@ RECENT = 8
 
 @dataclass
 class ActivePass:
-    """A pass that is under way.
+    """A pass that is under way."""
 
-    Attributes:
-        length: batches of this worker in it, if known.
-        fewest: gives those of the worker that has the fewest.
-        batches_then: batches of all passes that were handed out when it began.
-        steps_then: steps of the optimizer likewise.
-        reader: the thread that asked for its last batch; 0 before.
-    """
-
-    length: int | None
-    fewest: Callable[[], int]
-    batches_then: int
-    steps_then: int
-    reader: int = 0
+    length: int | None  # batches of this worker in it, if known
+    fewest: Callable[[], int]  # gives those of the worker that has the fewest
+    batches_then: int  # batches of all passes that were handed out when it began
+    steps_then: int  # steps of the optimizer likewise
+    reader: int = 0  # the thread that asked for its last batch; 0 before
 
 
 OURS = 3
@@ -68,15 +60,11 @@ class NumberedData:
     A program may make its batches again for each epoch, so data that it drops are dropped here too; only positions
     stay. Data are referred to weakly if their type allows; others (lists) are kept until the reference count shows that
     the program dropped them. Noticing that late changes no number, since dropped data cannot be shared again.
-
-    Attributes:
-        positions: this worker's position in each, by number.
-        live: numbers of data that the program may still iterate over, or whose work has not all entered.
     """
 
     def __init__(self) -> None:
-        self.positions: list[Position] = []
-        self.live: list[int] = []
+        self.positions: list[Position] = []  # this worker's, by number
+        self.live: list[int] = []  # data that the program may still iterate over, or whose work has not all entered
         self._numbers: dict[int, int] = {}  # id of data -> number
         self._data: dict[int, Callable[[], Any]] = {}  # number -> returns the data, or None
         self._held: dict[int, Any] = {}  # number -> data without weak references
@@ -121,11 +109,7 @@ def _is_dropped(held: dict[int, Any], number: int) -> bool:
 class LoaderRegistry(RunData):
     """Shares loaders among the workers and counts the batches that they hand out.
 
-    Args:
-        world: this worker.
-        seed: of the order of samples.
-        began: called with (epoch, number of batches or None) at the start of every pass.
-        waited: called with the seconds that the program waited for a batch.
+    `waited` is called with the seconds that the program waited for a batch.
     """
 
     def __init__(
@@ -196,6 +180,13 @@ class LoaderRegistry(RunData):
             loader: the user's.
             even: whether workers get the same number of batches under every rule.
         """
+        if isinstance(loader, nn.Module) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+            raise UnsupportedError(
+                self.world.sign(
+                    "run.share takes a DataLoader, or an iterable of batches that every worker sees in the same order, "
+                    f"got a {type(loader).__name__}"
+                )
+            )
         known = self._shares.get(id(loader))
         if known is not None:
             return known
@@ -207,8 +198,7 @@ class LoaderRegistry(RunData):
             number = self._data.add(data)
             if len(self._loaded) > number:
                 self._loaded[number](self._positions[number])
-        share = SharedLoader(loader, number, self._positions[number], self, None if even else self.leases)
-        share.again = again
+        share = SharedLoader(loader, number, self._positions[number], self, None if even else self.leases, again)
         self._shares[id(loader)] = share
         self._recent.append(share)
         return share
@@ -283,8 +273,7 @@ class LoaderRegistry(RunData):
     def place(self, leaving: bool) -> int:
         """Where this worker is in the data that it trains on, packed (:mod:`.place`).
 
-        Args:
-            leaving: whether its program is over; then with its steps in place of the batches.
+        If its program is over (`leaving`), with its steps in place of the batches.
         """
         if leaving and self._last_place and not self._under_way:
             last = Place.unpack(self._last_place)
@@ -335,11 +324,8 @@ class LoaderRegistry(RunData):
         return share if share is not None and any(share.goes_by(one) for one in self._under_way) else None
 
     def compare_wholes(self, meet: Callable[[int], list[int]]) -> None:
-        """At the end of the run, on all workers: warn where the data that each reads as a whole differ by worker.
-
-        Args:
-            meet: gives every worker's number.
-        """
+        """At the end of the run, on all workers, whose numbers `meet` gives: warn where the data that each reads as a
+        whole differ by worker."""
         if not self._positions:  # a program that shares no data meets nobody
             return
         number = self._positions.index(self._leader) if self._leader in self._positions else -1
@@ -364,11 +350,7 @@ class LoaderRegistry(RunData):
         return self._positions[0].epoch if self._positions else self._epoch
 
     def stepped(self, steps: int) -> int:
-        """The optimizer made step number `steps`; returns the number of samples in it.
-
-        Raises:
-            UnsupportedError: another thread reads the batches.
-        """
+        """The optimizer made step number `steps`; returns the number of samples in it."""
         self._check_reader()
         self._trainer = threading.get_ident()
         if self._under_way and self._leader not in self._under_way:  # it may make its data again for each epoch
@@ -378,7 +360,7 @@ class LoaderRegistry(RunData):
         new = self._since[0]
         self.samples += new
         self._since = [0, 0, 0]
-        known, places = len(self._rows), self._positions
+        known, places = len(self._rows), self._data.positions
         rows = [*self._rows, *([one.epoch, one.now.batches] for one in places[known:])]
         for number in self._data.live:
             rows[number] = [places[number].epoch, places[number].now.batches]
@@ -415,11 +397,12 @@ class LoaderRegistry(RunData):
 
     def entered(self, steps: int) -> None:
         """The work of this worker's first `steps` steps is in the global model."""
+        reached: dict[tuple[int, int], int] = {}  # number and epoch -> batches: of many steps the last one tells all
         while self._steps and self._steps[0][0] <= steps:
             places = self._steps.popleft()[1]
-            for number in self._data.live:
-                if number < len(places):
-                    self._positions[number].entered(*places[number])
+            reached |= {(n, places[n][0]): places[n][1] for n in self._data.live if n < len(places)}
+        for (number, epoch), batches in reached.items():
+            self._data.positions[number].entered(epoch, batches)
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -495,6 +478,7 @@ class SharedLoader:
         position: this worker's.
         registry: counts every batch.
         leases: the connection to the ledger; None for an even split.
+        again: whether its data were shared before.
     """
 
     measured = False
@@ -507,13 +491,13 @@ class SharedLoader:
         position: Position,
         registry: LoaderRegistry,
         leases: Leases | None = None,
+        again: bool = False,
     ) -> None:
         self.loader, self._position, self._registry, self._leases = loader, position, registry, leases
         position.leased = leases is not None
         self._iteration = Iteration(loader, number, position, registry, leases)
         self._before = (0, 0, 0)
-        self.again = False
-        """Whether its data were shared before."""
+        self.again = again
 
     @property
     def _world(self) -> World:

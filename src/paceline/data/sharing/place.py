@@ -18,16 +18,11 @@ class Place:
 
     >>> Place.unpack(pack(2, 40, LEFT)).text
     'left pass 3 over its data after 40 batches'
-
-    Attributes:
-        number: of the pass, from 0.
-        batches: that it was given of the pass; of a worker whose program is over, the steps that it made.
-        state: INSIDE, ENDED or LEFT.
     """
 
-    number: int
-    batches: int
-    state: int
+    number: int  # of the pass, from 0
+    batches: int  # that it was given of the pass; of a worker whose program is over, the steps that it made
+    state: int  # INSIDE, ENDED or LEFT
 
     @classmethod
     def unpack(cls, packed: int) -> Place:

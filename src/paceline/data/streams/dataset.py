@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from paceline.core import rng
 from paceline.data.ledger.ranges import Range, Ranges
 from paceline.data.sampling.batches import samples_in
-from paceline.data.sampling.order import Permutation
 from paceline.data.sampling.position import MOST_SHARDS, UNIT, ShardProgress, cut_at_shards, round_robin
+from paceline.data.sampling.sampler import Permutation
 from paceline.data.sampling.split import Assignment, Portion
 from paceline.data.workers.loader import PassSampler, inner_settings
 
@@ -134,29 +134,15 @@ Answer = tuple[Any, int, bool]
 
 @dataclass(frozen=True)
 class ShardBatch:
-    """The batch of some places.
-
-    Attributes:
-        portion: the places.
-        batch: valid if there are samples.
-        samples: in the batch; 0 if the shard was over, or `drop_last` drops its last samples.
-    """
+    """The batch of some places."""
 
     portion: Portion
-    batch: Any
-    samples: int
+    batch: Any  # valid if there are samples
+    samples: int  # in the batch; 0 if the shard was over, or `drop_last` drops its last samples
 
 
 class ShardAssignment:
-    """The worker's shards under rules without leases, in order.
-
-    Args:
-        epoch: of the order.
-        rest: the places of the epoch that remain.
-        workers: N.
-        rank: this worker's rank.
-        shard_progress: the places that it has handed out.
-    """
+    """The worker's shards of the `rest` of an epoch under rules without leases, in order."""
 
     def __init__(self, epoch: int, rest: Ranges, workers: int, rank: int, shard_progress: ShardProgress) -> None:
         self._epoch = epoch
@@ -173,12 +159,7 @@ class ShardAssignment:
 
 
 class ShardReading:
-    """Reads the assigned shards.
-
-    Args:
-        users: a loader with a :class:`ShardStream`.
-        seed: of the order, and of the randomness in loader processes.
-    """
+    """Reads the assigned shards of a loader with a :class:`ShardStream`."""
 
     def __init__(self, users: DataLoader[Any], seed: int) -> None:
         assert isinstance(users.dataset, ShardStream)
@@ -217,15 +198,11 @@ class ShardReading:
 
 
 class _ShardPart:
-    """A shard, or the rest of one.
-
-    Attributes:
-        asked, handed: the places up to which batches were requested, and handed out.
-    """
+    """A shard, or the rest of one."""
 
     def __init__(self, epoch: int, shard: int, places: Range) -> None:
         self.epoch, self.shard = epoch, shard
-        self.asked, self.end = places
+        self.asked, self.end = places  # `asked`, `handed`: the places up to which batches were requested, handed out
         self.handed = self.asked
         self.over = False
 
@@ -338,13 +315,7 @@ class _Reader(Dataset[Any]):
 
 
 class _OpenShard:
-    """An open shard.
-
-    Attributes:
-        key: (epoch, shard).
-        at: index of the next sample.
-        over: whether there is none.
-    """
+    """An open shard, named by (epoch, shard); `at` is the index of the next sample, `over` whether there is none."""
 
     def __init__(self, key: tuple[int, int], samples: Iterator[Any], at: int) -> None:
         self.key, self._samples, self.at, self.over = key, samples, at, False

@@ -46,27 +46,17 @@ LARGE_BYTES = BLOCK_BYTES // 2
 
 @dataclass
 class IpcBatch:
-    """Several batches that came in one message.
+    """Several batches that came in one message."""
 
-    Attributes:
-        items: each batch, or its error.
-        nbytes: of all batches, including tensors that are sent separately.
-        made_s: seconds that making them took.
-    """
-
-    items: list[Any]
-    nbytes: int
-    made_s: float
+    items: list[Any]  # each batch, or its error
+    nbytes: int  # of all batches, including tensors that are sent separately
+    made_s: float  # that making them took
 
     def __len__(self) -> int:
         return len(self.items)
 
     def batch(self, index: int) -> Any:
-        """The `index`-th batch.
-
-        Raises:
-            Exception: making or pinning this batch failed; the error is that of the bare `DataLoader`.
-        """
+        """The `index`-th batch; if making or pinning it failed, raises the error of the bare `DataLoader`."""
         item = self.items[index]
         if isinstance(item, ExceptionWrapper):
             _reraise(item)
@@ -98,12 +88,7 @@ def _reraise(wrapped: ExceptionWrapper) -> None:
 
 
 class Packer:
-    """Packs the batches of one block, in a loader process; it arrives as an :class:`IpcBatch`.
-
-    Attributes:
-        nbytes: bytes packed, including tensors that are sent separately.
-        made_s: seconds that making the batches took.
-    """
+    """Packs the batches of one block, in a loader process; it arrives as an :class:`IpcBatch`."""
 
     def __init__(self) -> None:
         self.nbytes, self.made_s = 0, 0.0
@@ -115,10 +100,8 @@ class Packer:
     def add(self, batch: Any) -> None:
         """Pack a copy of a batch.
 
-        An error comes here, at its batch, while the thread that sends would lose it.
-
-        Raises:
-            Exception: the batch cannot be pickled, such as a tensor that is part of an autograd graph.
+        If it cannot be pickled (a tensor of an autograd graph), the error comes here: the thread that sends would lose
+        it.
         """
         file = io.BytesIO()
         pickler = _BatchPickler(file, PROTOCOL)
@@ -145,13 +128,9 @@ def _arrived(items: list[bytes | ExceptionWrapper], nbytes: int, made_s: float) 
 
 
 class _BatchPickler(ForkingPickler):
-    """Pickles a batch as a `DataLoader` does, but for small plain tensors, whose bytes go into the message.
+    """Pickles a batch as a `DataLoader` does, but for small plain tensors, whose bytes go into the message."""
 
-    Attributes:
-        apart: bytes of the tensors that are sent separately.
-    """
-
-    inside = apart = 0
+    inside = apart = 0  # bytes of the tensors in the message, and of those that are sent separately
 
     def reducer_override(self, value: Any) -> Any:
         """Called for every object that is no plain container or scalar."""
@@ -188,15 +167,10 @@ def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...], requires
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """One batch to make.
+    """One batch to make."""
 
-    Attributes:
-        epoch: with a sample's index, the seed of the sample's randomness.
-        ids: index of each sample in the user's dataset.
-    """
-
-    epoch: int
-    ids: Sequence[Any]
+    epoch: int  # with a sample's index, the seed of the sample's randomness
+    ids: Sequence[Any]  # index of each sample in the user's dataset
 
 
 class RequestBlocks:

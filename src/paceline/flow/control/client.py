@@ -52,13 +52,7 @@ _CONNECTIONS: weakref.WeakSet[ClientConnection] = weakref.WeakSet()
 class ControlClient:
     """One worker of an elastic run.
 
-    Args:
-        address: of the control plane.
-        port: of the control plane.
-        about: this worker's description of itself.
-        tls: None for unencrypted connections.
-        timeout_s: seconds for every wait, except for those below the quorum.
-        dial: connects to the control plane, see `ControlAddress`; None: directly.
+    `timeout_s` is for every wait, except for those below the quorum.
 
     Raises:
         OverError: the run is over.
@@ -194,14 +188,6 @@ class ControlClient:
     ) -> CommitOutcome:
         """This worker has completed the exchange; wait for all members.
 
-        Args:
-            generation: of the exchange.
-            exchange: its number.
-            marks: the places whose work by this worker went into it.
-            facts: further facts for the status; small.
-            returned: places of its leases whose work was rejected.
-            wanted: members that the run wants from then on; the same on all members. 0: as many as there are.
-
         Raises:
             GivenUpError: this worker was removed from the run.
             PeerLostError: the control plane is lost.
@@ -228,12 +214,9 @@ class ControlClient:
         return self._newest(frame)
 
     def holds_state(self, generation: int, exchanges: int = 0, wanted: int = 0) -> None:
-        """This joining worker holds the donor's state, the common start, or a checkpoint.
+        """This joining worker holds the donor's state, the common start, or a checkpoint, since this generation.
 
-        Args:
-            generation: in which it got the state.
-            exchanges: number of exchanges in the model.
-            wanted: members that the run wanted at the checkpoint that has the state; 0: it does not say.
+        `exchanges` are in the model, and at the checkpoint that has it the run `wanted` so many members; 0: unknown.
         """
         self.check()
         with self._changed:
@@ -522,13 +505,7 @@ class ControlAddress:
 
 
 class ClientConnection:
-    """The connection for requests.
-
-    Args:
-        where: the control plane is.
-        timeout_s: seconds for which it tries to reconnect.
-        owner: is called in the connection's thread, except for the first hello.
-    """
+    """The connection for requests; it tries to reconnect for `timeout_s`, and calls its owner in its own thread."""
 
     def __init__(self, where: ControlAddress, timeout_s: float, owner: ControlClient) -> None:
         self._where, self._timeout_s, self._owner = where, timeout_s, owner
@@ -690,14 +667,7 @@ def given_up(frame: Frame) -> GivenUpError:
 
 
 class Heartbeats:
-    """The heartbeats, over a connection of their own.
-
-    Args:
-        where: the control plane is.
-        owner: gives what is in one.
-        beat_s: seconds between two.
-        silence_s: seconds in which one must be answered.
-    """
+    """The heartbeats, one each `beat_s`, over a connection of their own; each must be answered in `silence_s`."""
 
     def __init__(self, where: ControlAddress, owner: ControlClient, beat_s: float, silence_s: float) -> None:
         self._where, self._owner, self._beat_s, self._silence_s = where, owner, beat_s, silence_s

@@ -90,12 +90,7 @@ connection, and the worker would lose the last frames that were sent to it."""
 
 
 class ServerConnection:
-    """Sends frames to one worker, in order.
-
-    Args:
-        channel: the connection; its owner closes it.
-        name: of the thread.
-    """
+    """Sends frames to one worker, in order; the channel's owner closes it."""
 
     def __init__(self, channel: Channel, name: str) -> None:
         self.channel = channel
@@ -106,13 +101,7 @@ class ServerConnection:
         runtime.thread(self._send, f"paceline-say-{name}").start()
 
     def send(self, kind: int, numbers: tuple[int, ...] = (), note: bytes = b"") -> None:
-        """Send a frame, or queue it; never waits. One thread at a time.
-
-        Args:
-            kind: of the frame.
-            numbers: of the frame.
-            note: as JSON.
-        """
+        """Send a frame with a note in JSON, or queue it; never waits. One thread at a time."""
         if self._queued == self._taken and len(note) <= SMALL and self.channel.takes():
             self._try(kind, numbers, note)
         elif self._outbox.qsize() > OUTBOX:

@@ -56,15 +56,10 @@ RESTORES = 10
 
 
 class StateMachine:
-    """The state machine.
-
-    Args:
-        terms: the user's settings.
-        secret: draws the secret that a worker must present to reconnect.
-    """
+    """The state machine."""
 
     def __init__(self, terms: Terms, secret: Callable[[], str] = lambda: runtime.token_hex(16)) -> None:
-        self.terms, self._secret = terms, secret
+        self.terms, self._secret = terms, secret  # draws what a worker must present to reconnect
         self.workers: dict[int, WorkerRecord] = {}  # number -> live worker, a member or waiting to join
         self.absent: set[int] = set()  # workers for which a restarted server waits
         self.generation = Generation()  # the newest; as of the last commit
@@ -543,15 +538,7 @@ class StateMachine:
             self.make(all_workers, reason, now)
 
     def holds_state(self, worker: int, generation: int, exchanges: int, now: float, wanted: int = 0) -> None:
-        """A joining worker holds the state, the common start, or a checkpoint.
-
-        Args:
-            worker: its number.
-            generation: in which it got the state.
-            exchanges: of the checkpoint.
-            now: the time.
-            wanted: members that the run wanted at the checkpoint.
-        """
+        """A joining worker holds the state, the common start, or a checkpoint (see `ControlClient.holds_state`)."""
         record = self.member(worker)
         if generation == self.generation.number and not record.holds:  # else: start afresh
             first = len(self.roll.stateless) == len(self.roll.present)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from paceline.core import kernels
 from paceline.rules.outer.base import Coefficients, State, written
-from paceline.rules.outer.gain import MomentumStep, eta_zeta
+from paceline.rules.outer.gain import MomentumStep
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,6 @@ class BlockMomentum(MomentumStep):
     ramp: int = 0
     amplify: float = 0.0
 
-    def eta_zeta(self, workers: int) -> tuple[float, float]:
-        paper = (1 - 1 / workers, 1.0)
-        return eta_zeta(workers, self.momentum, self.lr, self.gain, paper, self.amplify)
-
     def origin(self, anchor: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
         """theta^init of the block that ended; the same operation as the look-ahead, hence the same bits."""
         if not self.nesterov:
@@ -68,7 +64,7 @@ class BlockMomentum(MomentumStep):
     def step(self, anchor: Tensor, merged: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
         """One block: Delta, theta, and the next start."""
         delta = state["delta"]
-        if kernels.serve(anchor, merged, delta, out):
+        if anchor.is_cuda and kernels.serve(anchor, merged, delta, out):
             from paceline.core.kernels.blocks import Factors, step
 
             ahead = c.next_momentum if self.nesterov else None

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import ClassVar
 
 from paceline.core.parse import check, check_number, check_share, check_whole, is_number
 from paceline.errors import RuleError
@@ -77,6 +78,7 @@ class MomentumStep:
     gain: float | str
     ramp: int
     amplify: float = 0.0
+    paper: ClassVar[tuple[float, float] | None] = None  # the publication's (eta, zeta); None where they follow N
 
     def __post_init__(self) -> None:
         gain, lr = self.gain, self.lr
@@ -92,7 +94,8 @@ class MomentumStep:
 
     def eta_zeta(self, workers: int) -> tuple[float, float]:
         """(eta, zeta) with N = `workers`, after the first blocks."""
-        raise NotImplementedError
+        paper = self.paper or (1 - 1 / workers, 1.0)
+        return eta_zeta(workers, self.momentum, self.lr, self.gain, paper, self.amplify)
 
     @property
     def _grows(self) -> bool:

@@ -24,9 +24,7 @@ from torch import Tensor
 
 from paceline.core import kernels
 from paceline.rules.outer.base import Coefficients, State
-from paceline.rules.outer.gain import MomentumStep, eta_zeta
-
-PAPER = (0.9, 0.7)
+from paceline.rules.outer.gain import MomentumStep
 
 
 @dataclass(frozen=True)
@@ -41,14 +39,12 @@ class Nesterov(MomentumStep):
     """
 
     tensors = ("momentum",)  # b
+    paper = (0.9, 0.7)
 
     momentum: float | None = None
     lr: float | None = None
     gain: float | str = "auto"
     ramp: int = 0
-
-    def eta_zeta(self, workers: int) -> tuple[float, float]:
-        return eta_zeta(workers, self.momentum, self.lr, self.gain, paper=PAPER)
 
     def origin(self, anchor: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
         """A block begins at theta."""

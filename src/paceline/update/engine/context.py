@@ -21,28 +21,17 @@ from paceline.update.monitor import Monitor, TrainingProgress
 
 @dataclass(frozen=True)
 class RunContext:
-    """The parts below an engine.
+    """The parts below an engine."""
 
-    Attributes:
-        settings: of the run.
-        model: the user's modules.
-        transport: the connection to the other workers.
-        progress: counts this worker's steps.
-        monitor: times the run and writes its event log.
-        loaders: the data that the run shares among the workers.
-        tuner: changes settings during the run.
-        observers: of the run, such as the one that writes receipts.
-    """
-
-    settings: Settings
-    model: Modules
+    settings: Settings  # of the run
+    model: Modules  # the user's modules
     owned: Owned
-    transport: Transport
-    progress: TrainingProgress
-    monitor: Monitor
-    loaders: LoaderRegistry
-    tuner: Tuner
-    observers: Sequence[Observer] = ()
+    transport: Transport  # the connection to the other workers
+    progress: TrainingProgress  # counts this worker's steps
+    monitor: Monitor  # times the run and writes its event log
+    loaders: LoaderRegistry  # the data that the run shares among the workers
+    tuner: Tuner  # changes settings during the run
+    observers: Sequence[Observer] = ()  # of the run, such as the one that writes receipts
 
     @property
     def trains(self) -> bool:

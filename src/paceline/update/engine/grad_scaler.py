@@ -42,15 +42,11 @@ class Scaling:
 
     If gradients are sent in backward, the user need not pass the scaler: it is known from its first step. Before that,
     any live enabled scaler is assumed to be it (searched for only when gradients are not finite).
-
-    Attributes:
-        scaler: as far as it is known.
-        kept_at: the scale of the codecs' residuals; None if unknown.
     """
 
     def __init__(self, scaler: Any = None) -> None:
         self.scaler, self._sure = scaler, scaler is not None
-        self.kept_at: float | None = None
+        self.kept_at: float | None = None  # the scale of the codecs' residuals; None if unknown
 
     @property
     def active(self) -> bool:

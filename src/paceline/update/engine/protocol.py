@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from paceline.checkpoint import ExchangePosition
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.core.flat import Fragment
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import Leases
 from paceline.rules.rule import Rule
 
 

@@ -16,53 +16,35 @@ from paceline.update.exchange.outliers import Guard
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run.
+    """The settings of a run."""
 
-    Attributes:
-        log: directory of the event log, or None.
-        timeout_s: deadline of every wait for another worker, seconds.
-        seed: of the order of samples; the same on every worker.
-        outer_state: "device" (beside the parameters) or "host" (in host memory, pinned if the model is on CUDA).
-        scaler: the GradScaler, or None.
-        group: the torch.distributed group to use, or None for all processes.
-        tls: certificates for paceline's own connections, or None for unencrypted ones.
-        transport: "auto" (as `paceline run --transport` says, else torch.distributed), "channel" (rings over our own
-            sockets) or "mpi".
-        control: HOST:PORT of the control plane of an elastic run, or None.
-        relay: HOST:PORT of the relay of an elastic run whose workers cannot all reach each other, or None.
-        exchanged: file that an elastic worker creates when its first exchange is committed, or None; it exists as well
-            while the worker waits to be needed.
-        guard: against contributions that are far larger than usual, or None.
-        checkpoint: directory or URL of the run's steps, or None for no automatic checkpoints.
-        every_blocks: exchanges from one step to the next.
-        keep: steps that are kept.
-        data: "shared", "own" if each worker has its own data, or "split" if zero lines split the program's loaders.
-        start: checkpoint from which a run without steps of its own resumes, or None.
-        round: of a search, or None.
-        receipts: directory of the receipts, or None.
-        observers: names of what watches the run (:data:`paceline.extensions.OBSERVERS`).
-    """
-
-    log: str | Path | None = None
-    timeout_s: float = 600.0
-    seed: int = 0
+    log: str | Path | None = None  # directory of the event log, or None
+    timeout_s: float = 600.0  # deadline of every wait for another worker, seconds
+    seed: int = 0  # of the order of samples; the same on every worker
+    # "device" (beside the parameters) or "host" (in host memory, pinned if the model is on CUDA)
     outer_state: str = "device"
-    scaler: Any = None
-    group: Any = None
-    tls: TLS | None = None
+    scaler: Any = None  # the GradScaler, or None
+    group: Any = None  # the torch.distributed group to use, or None for all processes
+    tls: TLS | None = None  # certificates for paceline's own connections, or None for unencrypted ones
+    # "auto" (as `paceline run --transport` says, else torch.distributed), "channel" (rings over our own sockets) or
+    # "mpi"
     transport: str = "auto"
-    control: str | None = None
+    control: str | None = None  # HOST:PORT of the control plane of an elastic run, or None
+    # HOST:PORT of the relay of an elastic run whose workers cannot all reach each other, or None
     relay: str | None = None
+    # file that an elastic worker creates when its first exchange is committed, or None; it exists as well while the
+    # worker waits to be needed
     exchanged: str | None = None
-    guard: Guard | None = None
-    checkpoint: str | Path | None = None
-    every_blocks: int = 100
-    keep: int = 3
+    guard: Guard | None = None  # against contributions that are far larger than usual, or None
+    checkpoint: str | Path | None = None  # directory or URL of the run's steps, or None for no automatic checkpoints
+    every_blocks: int = 100  # exchanges from one step to the next
+    keep: int = 3  # steps that are kept
+    # "shared", "own" if each worker has its own data, or "split" if zero lines split the program's loaders
     data: str = "shared"
-    start: str | None = None
-    round: Any = None
-    receipts: str | Path | None = None
-    observers: tuple[str, ...] = ()
+    start: str | None = None  # checkpoint from which a run without steps of its own resumes, or None
+    round: Any = None  # of a search, or None
+    receipts: str | Path | None = None  # directory of the receipts, or None
+    observers: tuple[str, ...] = ()  # names of what watches the run (`paceline.extensions.OBSERVERS`)
 
     @property
     def outer_state_device(self) -> torch.device | None:

@@ -51,53 +51,29 @@ WARMUP_END = -1
 
 def gradients_kind(optimizer: int) -> int:
     """The gradients of optimizer 0, 1, ..."""
-    return 1 + optimizer
-
-
-def block_kind(fragment: int) -> int:
-    """The block of fragment 0, 1, ..."""
-    return calls.BLOCK + fragment
+    return 1 + optimizer  # the block of fragment 0, 1, ... is calls.BLOCK + its number
 
 
 @dataclass(frozen=True)
 class ExchangeHeader:
-    """What one worker says about its contribution to an exchange.
+    """What one worker says about its contribution to an exchange."""
 
-    Attributes:
-        sequence: number of the exchange, the same on all workers.
-        kind: which exchange this is.
-        brings: whether a payload follows.
-        leaving: whether the worker has no more work.
-        finite: whether its contribution is free of inf and nan.
-        minibatches: that its contribution stands for.
-        norm: of its contribution, before the weight; 0 where not computed.
-        factor: the weight of its contribution.
-        total: all minibatches of this worker so far.
-        checksum: of the replicated state, 0 where not computed.
-        usual: whether the norm is not unusually large (:mod:`.outliers`).
-        asks: whether the worker has a request for all workers, to be read once this exchange is over.
-        merges: whether it ends the block early, in `run.merge()`.
-        mean_norm: of the mean displacement of its last exchange; 0 where not computed.
-        early: whether the first chunks of its contribution were sent before this header.
-        place: where the worker is in its data (:mod:`paceline.data.sharing.place`), packed; 0 if it shares none.
-    """
-
-    sequence: int = 0
-    kind: int = NO_PAYLOAD
-    brings: bool = False
-    leaving: bool = False
-    finite: bool = True
-    minibatches: int = 0
-    norm: float = 0.0
-    factor: float = 0.0
-    total: int = 0
-    checksum: int = 0
-    usual: bool = True
-    asks: bool = False
-    merges: bool = False
-    mean_norm: float = 0.0
-    early: bool = False
-    place: int = 0
+    sequence: int = 0  # number of the exchange, the same on all workers
+    kind: int = NO_PAYLOAD  # which exchange this is
+    brings: bool = False  # whether a payload follows
+    leaving: bool = False  # whether the worker has no more work
+    finite: bool = True  # whether its contribution is free of inf and nan
+    minibatches: int = 0  # that its contribution stands for
+    norm: float = 0.0  # of its contribution, before the weight; 0 where not computed
+    factor: float = 0.0  # the weight of its contribution
+    total: int = 0  # all minibatches of this worker so far
+    checksum: int = 0  # of the replicated state, 0 where not computed
+    usual: bool = True  # whether the norm is not unusually large (`outliers`)
+    asks: bool = False  # whether the worker has a request for all workers, to be read once this exchange is over
+    merges: bool = False  # whether it ends the block early, in `run.merge()`
+    mean_norm: float = 0.0  # of the mean displacement of its last exchange; 0 where not computed
+    early: bool = False  # whether the first chunks of its contribution were sent before this header
+    place: int = 0  # where the worker is in its data (`paceline.data.sharing.place`), packed; 0 if it shares none
 
     @property
     def at_end(self) -> bool:
@@ -123,15 +99,10 @@ class ExchangeHeader:
 
 @dataclass(frozen=True)
 class ExchangeSummary:
-    """The headers of all workers, in rank order; virtual workers share one, and nobody changes what it gives.
+    """The headers of all workers, in rank order; virtual workers share one, and nobody changes what it gives."""
 
-    Attributes:
-        headers: with the factor 0 where a contribution is rejected.
-        between: least and greatest norm accepted before, where norms are checked.
-    """
-
-    headers: tuple[ExchangeHeader, ...]
-    between: tuple[float, float] | None = None
+    headers: tuple[ExchangeHeader, ...]  # with the factor 0 where a contribution is rejected
+    between: tuple[float, float] | None = None  # least and greatest norm accepted before, where norms are checked
 
     @cached_property
     def weight(self) -> float:
@@ -218,30 +189,22 @@ class ExchangeSummary:
 
 @dataclass(frozen=True)
 class Reports:
-    """What a worker says of itself in its headers, and what looks at all of them.
+    """What a worker says of itself in its headers, and what looks at all of them."""
 
-    Attributes:
-        asks: whether this worker has a request for all workers, to be read once the next exchange is over.
-        place: where it is in its data, packed (:mod:`paceline.data.sharing.place`); given whether it leaves.
-        look: called with headers that are not all alike; may raise.
-    """
-
+    # whether this worker has a request for all workers, to be read once the next exchange is over
     asks: Callable[[], bool] = lambda: False
+    # where it is in its data, packed (`paceline.data.sharing.place`); given whether it leaves
     place: Callable[[bool], int] = lambda leaving: 0
+    # called with headers that are not all alike; may raise
     look: Callable[[ExchangeSummary, World], None] = lambda summary, world: None
 
 
 @dataclass
 class Timing:
-    """The time of the present exchange.
+    """The time of the present exchange."""
 
-    Attributes:
-        wait_s: seconds of waiting for other workers.
-        met_at: when this worker knew that all had entered it, by its transport's clock; None before.
-    """
-
-    wait_s: float = 0.0
-    met_at: float | None = None
+    wait_s: float = 0.0  # seconds of waiting for other workers
+    met_at: float | None = None  # when this worker knew that all had entered it, by its transport's clock; None before
 
 
 # -- pack -----------------------------------------------------------------------------------------
@@ -307,17 +270,9 @@ class Exchanger:
 
     Args:
         overlapped: whether the next block computes while an exchange is under way.
-
-    Attributes:
-        keeps: whether an exchange keeps its contribution, in the memory of the chunks, until it is applied.
-        sends_early: whether chunks may leave before the header.
-        early: chunks of the next exchange that are on the wire already.
-        timing: of the exchange whose header was sent last, or that is being finished.
-        left: number of the first exchange in which a worker had no more work.
-        awaited: whether workers at the end of a pass wait for those that made the last exchange.
     """
 
-    keeps = False
+    keeps = False  # whether an exchange keeps its contribution, in the memory of the chunks, until it is applied
 
     def __init__(
         self,
@@ -339,12 +294,12 @@ class Exchanger:
         sides = SideStream.beside(devices if transport.cluster is None else ())
         self._pipeline = Pipeline(threads, self._route.stages, sides)
         self._held: PendingHeader | None = None
-        self.early: list[tuple[Chunk, Running]] = []
+        self.early: list[tuple[Chunk, Running]] = []  # chunks of the next exchange that are on the wire already
         self.sequence = 0
         self.reports = reports if reports is not None else Reports()
-        self.timing = Timing()
-        self.left: int | None = None
-        self.awaited = False
+        self.timing = Timing()  # of the exchange whose header was sent last, or that is being finished
+        self.left: int | None = None  # number of the first exchange in which a worker had no more work
+        self.awaited = False  # whether workers at the end of a pass wait for those that made the last exchange
 
     def start(
         self,
@@ -589,10 +544,11 @@ class InFlightExchange:
             self._exchanger.waited(began, afresh=True)
         if summary is not None and any(h.early and not h.factor for h in summary.headers):
             self._repeat(summary)
+        applies = summary is not None and summary.weight > 0
         while self._under_way:
             chunk, running = self._under_way.popleft()
             total, state = running.finish()
-            if summary is not None and summary.weight > 0:
+            if summary is not None and applies:
                 chunk.keep(state)
                 if overlapped:
                     chunk.move(made)
@@ -634,10 +590,10 @@ def summary_of(rows: bytes, size: int) -> ExchangeSummary:
 
 def with_outliers_dropped(summary: ExchangeSummary) -> ExchangeSummary:
     """The summary with the factor 0 for contributions far larger than usual and far larger than the other workers'."""
+    if all(h.usual for h in summary.headers):
+        return summary
     said = {rank: (h.norm, h.usual) for rank, h in enumerate(summary.headers) if h.brings and h.finite and h.factor}
     out = outliers(said)
-    if not out:
-        return summary
     headers = (replace(h, factor=0.0) if rank in out else h for rank, h in enumerate(summary.headers))
     return replace(summary, headers=tuple(headers))
 
@@ -681,11 +637,6 @@ def compare(sums: dict[int, int], sequence: int, world: World) -> None:
 # -- checksums of exchanged state, by which workers detect that their copies differ ---------------
 
 _PRIME = 1_000_003
-
-
-def is_sampled(exchange: int) -> bool:
-    """Whether parameters are compared after an exchange where that takes time: the first 8, and each eighth."""
-    return exchange <= 8 or exchange % 8 == 0
 
 
 def combine(sums: Iterable[Tensor]) -> int:

@@ -2,7 +2,7 @@
 """The pushes and pulls of a worker: one client for each optimizer.
 
     gradients        at the end of step c:  take the values that have come, push g_c, and ask for the next values when
-                     step c + 1 is nearly over (`PullTiming`); theta is what was pulled last, and nothing else
+                     step c + 1 is nearly over (`lead`); theta is what was pulled last, and nothing else
     blocks           after `period` steps:  push d = theta - base, and go on;
                      when the answer s comes:  theta = s + (theta - then),  base = s
     elastic          after `period` steps:  push x = theta, and go on;
@@ -44,8 +44,8 @@ from paceline.errors import UnsupportedError
 from paceline.rules.outer import Elastic
 from paceline.rules.schedule.bounded import Bounded
 from paceline.rules.topology.sharded import Cut
-from paceline.update.exchange.exchanger import Timing, is_sampled
-from paceline.update.monitor import Monitor
+from paceline.update.exchange.exchanger import Timing
+from paceline.update.monitor import Monitor, is_sampled
 from paceline.update.server.protocol import PendingExchange, ShardRequest
 from paceline.update.server.shard import LEDGER_SHARD, LOCAL_SETTINGS, GroupSettings
 from paceline.update.server.simulated_service import SimulatedService
@@ -79,6 +79,7 @@ class Span:
         self.incoming = host(fragment)  # memory for answers
         self.exported = self.pulled  # for exports of the global model
         self.numel = fragment.numel
+        self._free: list[Tensor] = []  # memory for pushes
 
     def read(self, out: Tensor) -> Tensor:
         """Copy the tensors to `out`, host memory, shape (numel,)."""
@@ -110,6 +111,14 @@ class Span:
         group: dict[str, Any] = optimizer.param_groups[k]
         return {name: _plain(v) for name, v in group.items() if name not in LOCAL_SETTINGS and _is_plain(v)}
 
+    def borrow(self) -> Tensor:
+        """Free host memory for a push, shape (numel,), until `give_back`."""
+        return self._free.pop() if self._free else host(self.fragment)
+
+    def give_back(self, flat: Tensor) -> None:
+        """Take memory back, from any thread."""
+        self._free.append(flat)
+
     def requests(self, values: Tensor | None, answered: bool = True) -> dict[int, ShardRequest]:
         """Shard -> a request to it, which pushes `values`, shape (numel,), if given, and pulls if `answered`."""
         found = {}
@@ -133,22 +142,6 @@ class Span:
             one.version = requests[one.number].version
 
 
-class BufferPool:
-    """Flat tensors of a fragment's size in host memory, reused between pushes."""
-
-    def __init__(self, fragment: Fragment) -> None:
-        self._fragment = fragment
-        self._free: list[Tensor] = []
-
-    def take(self) -> Tensor:
-        """A free tensor, shape (numel,)."""
-        return self._free.pop() if self._free else host(self._fragment)
-
-    def give(self, flat: Tensor) -> None:
-        """Return a tensor to the pool, from any thread."""
-        self._free.append(flat)
-
-
 def host(fragment: Fragment) -> Tensor:
     """Zeros for a fragment's values in host memory; pinned where the model is on CUDA."""
     return fragment.zeros(torch.device("cpu"))
@@ -169,13 +162,13 @@ def _plain(value: Any) -> Any:
 
 
 class GradientAccumulator:
-    """The sum of a span's gradients since the last push, in a flat tensor of `pool`."""
+    """The sum of a span's gradients since the last push."""
 
-    def __init__(self, span: Span, pool: BufferPool) -> None:
+    def __init__(self, span: Span) -> None:
         self._fragment = span.fragment
         device = span.fragment.device
         self._device = None if device.type == "cpu" else torch.zeros(span.numel, dtype=span.pulled.dtype, device=device)
-        self._pool, self._flat = pool, pool.take()
+        self._span, self._flat = span, span.borrow()
         self._views: dict[int, list[Tensor]] = {}
         self.minibatches = 0
 
@@ -232,13 +225,13 @@ class GradientAccumulator:
 
     @torch.no_grad()
     def mean(self) -> Tensor:
-        """The mean gradient, shape (numel,), in host memory; the caller returns it to the pool."""
+        """The mean gradient, shape (numel,), in host memory; the caller gives it back to the span."""
         flat = self._flat
         if self._device is not None:
             flat.copy_(self._device)
         if self.minibatches > 1:
             flat.div_(self.minibatches)
-        self._flat = self._pool.take()
+        self._flat = self._span.borrow()
         self.minibatches = 0
         return flat
 
@@ -281,53 +274,16 @@ class ExchangeTally:
 
 
 KEPT = 16
+"""Minibatches and answers whose durations time the next pull."""
 SHORT, SLOW = 0.8, 1.5
 
 
-class PullTiming:
-    """The last durations of minibatches and of answers, seconds."""
-
-    def __init__(self) -> None:
-        self._minibatches: deque[float] = deque(maxlen=KEPT)
-        self._answers: deque[float] = deque(maxlen=KEPT)
-
-    def computed(self, seconds: float) -> None:
-        """Note how long a minibatch took."""
-        self._minibatches.append(seconds)
-
-    def answered(self, seconds: float) -> None:
-        """Note how long an answer took."""
-        self._answers.append(seconds)
-
-    @property
-    def lead(self) -> float:
-        """Seconds to wait before the pull; 0 before the first measurements."""
-        if not self._minibatches or not self._answers:
-            return 0.0
-        short = sorted(self._minibatches)[len(self._minibatches) // 4]
-        slow = sorted(self._answers)[len(self._answers) // 2]
-        return max(0.0, SHORT * short - SLOW * slow)
-
-    def state(self) -> list[list[float]]:
-        """The durations for a checkpoint."""
-        return [list(self._minibatches), list(self._answers)]
-
-    def load(self, state: Sequence[Sequence[float]]) -> None:
-        """Restore what `state` gave."""
-        self._minibatches, self._answers = (deque(row, maxlen=KEPT) for row in state)
-
-
 class UnpushedSamples:
-    """The sample ranges that each client has not pushed.
-
-    Args:
-        take: gives the ranges that the loaders have handed out since the last call.
-        clients: how many push what they make of a batch; the pushes of the first one count the samples.
-        steps: gives the minibatches that the next push counts for, in all.
-    """
+    """The sample ranges that each client has not pushed; the pushes of the first one count the samples."""
 
     def __init__(self, take: Callable[[], list[Mark]], clients: int, steps: Callable[[], int]) -> None:
-        self._take, self._steps = take, steps
+        self._take = take  # gives the ranges that the loaders have handed out since the last call
+        self._steps = steps  # gives the minibatches that the next push counts for, in all
         self._pending: list[list[Mark]] = [[] for _ in range(max(1, clients))]
         self.pushed = 0  # the first so many minibatches of this worker are pushed
 
@@ -373,9 +329,9 @@ def _nothing() -> None:
     """No delayed pull is under way."""
 
 
-def _give_back(taken: list[tuple[BufferPool, Tensor]]) -> None:
-    for pool, flat in taken:
-        pool.give(flat)
+def _give_back(borrowed: list[tuple[Span, Tensor]]) -> None:
+    for span, flat in borrowed:
+        span.give_back(flat)
 
 
 class Client(ABC):
@@ -388,8 +344,6 @@ class Client(ABC):
         self._pending: PendingExchange | None = None
         self._unanswered: PendingExchange | None = None  # a push whose answer holds no values
         self._pull_now: Callable[[], None] = _nothing  # starts a delayed pull at once
-        self._pools = [BufferPool(span.fragment) for span in self.spans]
-        self._buffer_pools = [BufferPool(span.fragment) for span in self.buffers]
         self.clock = 0
 
     def follow(self, schedule: Bounded) -> None:
@@ -404,20 +358,20 @@ class Client(ABC):
     # -- exchanges --------------------------------------------------------------------------------
 
     def _push(self, values: Sequence[Tensor], minibatches: int, answered: bool = True) -> PendingExchange:
-        """Push `values`, a flat tensor of each span's pool; with `answered` pull the result."""
+        """Push `values`, a tensor that each span lent; with `answered` pull the result."""
         requests: dict[int, ShardRequest] = {}
         for span, flat in zip(self.spans, values, strict=True):
             requests |= span.requests(flat, answered)
-        taken = list(zip(self._pools, values, strict=True))
-        for span, pool in zip(self.buffers, self._buffer_pools, strict=True):
-            flat = pool.take()
-            taken.append((pool, flat))
+        borrowed = list(zip(self.spans, values, strict=True))
+        for span in self.buffers:
+            flat = span.borrow()
+            borrowed.append((span, flat))
             span.fragment.reset_nonfinite(span.pulled)  # else a BatchNorm would stay nan after one bad batch
             span.note_version()
             requests |= span.requests(span.read(flat), answered)
         self.clock += 1
         settings = {span.number: span.settings() for span in self.spans}
-        marks, release = self._context.samples(), partial(_give_back, taken)
+        marks, release = self._context.samples(), partial(_give_back, borrowed)
         pending = PendingExchange(
             self._context.number(), requests, self.clock, minibatches, settings=settings, marks=marks, release=release
         )
@@ -513,12 +467,9 @@ class Client(ABC):
             for one, version in zip(span.ranges, versions, strict=True):
                 one.version = int(version)
 
-    def resume_at(self, clock: int) -> None:
-        """Go on with this clock, after a run of another number of workers."""
+    def begin(self, clock: int) -> None:
+        """Start from the global model at this clock, after a run of another number of workers."""
         self.clock = clock
-
-    def begin(self) -> None:
-        """Start from the global model, with no exchange under way."""
         self.pull(peeks=False)
         self.write_pulled()
 
@@ -528,12 +479,10 @@ class GradientClient(Client):
 
     def __init__(self, optimizer: Optimizer, context: ClientContext) -> None:
         super().__init__(optimizer, context)
-        self._accumulators = [
-            GradientAccumulator(span, pool) for span, pool in zip(self.spans, self._pools, strict=True)
-        ]
+        self._accumulators = [GradientAccumulator(span) for span in self.spans]
         self._parameters = [p for span in self.spans for p in span.fragment.tensors]
         self._hidden: list[tuple[Tensor, Tensor]] = []
-        self._pull_timing = PullTiming()
+        self._minibatch_s, self._answer_s = deque[float](maxlen=KEPT), deque[float](maxlen=KEPT)
         self._began = self._service.now()
 
     @property
@@ -542,7 +491,7 @@ class GradientClient(Client):
 
     def before_step(self, now: float) -> None:
         """Exchange the gradients of a minibatch that was computed by `now`, and hide them from the optimizer."""
-        self._pull_timing.computed(now - self._began)
+        self._minibatch_s.append(now - self._began)
         if not self._waiting:  # all gradients until the next push are computed at these values
             for span in self.spans:
                 span.note_version()
@@ -607,12 +556,16 @@ class GradientClient(Client):
         return self._push([accumulator.mean() for accumulator in self._accumulators], minibatches, answered)
 
     def _pull_later(self) -> None:
-        """Pull so late that the values are fresh (`PullTiming`)."""
+        """Pull so late that the values are fresh; at once before the first measurements."""
+        lead_s = 0.0
+        if self._minibatch_s and self._answer_s:
+            short, slow = sorted(self._minibatch_s), sorted(self._answer_s)
+            lead_s = max(0.0, SHORT * short[len(short) // 4] - SLOW * slow[len(slow) // 2])
         self._pending = self._bare_pull()
-        self._pull_now = self._service.exchange_later(self._pending, self._pull_timing.lead)
+        self._pull_now = self._service.exchange_later(self._pending, lead_s)
 
     def _answered(self, pending: PendingExchange) -> None:
-        self._pull_timing.answered(pending.answered_at - pending.requested_at)
+        self._answer_s.append(pending.answered_at - pending.requested_at)
 
     def restart_timing(self) -> None:
         self._began = self._service.now()
@@ -639,26 +592,19 @@ class GradientClient(Client):
             self._collect(wait=True)
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "pace": self._pull_timing.state()}
+        return {**super().state(), "pace": [list(self._minibatch_s), list(self._answer_s)]}
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
-        self._pull_timing.load(state["pace"])
+        self._minibatch_s, self._answer_s = (deque(row, maxlen=KEPT) for row in state["pace"])
 
 
 class DeltaClient(Client):
-    """Pushes deltas, or the parameters themselves; the optimizer steps here.
-
-    Args:
-        optimizer: its state is reset where the parameters are inf or nan.
-        context: of this client.
-        elastic: how worker and center pull each other, where the rule pushes parameters.
-        workers: N.
-    """
+    """Pushes deltas, or the parameters themselves; the optimizer steps here."""
 
     def __init__(self, optimizer: Optimizer, context: ClientContext, elastic: Elastic | None, workers: int) -> None:
         super().__init__(optimizer, context)
-        self._elastic, self._workers = elastic, workers
+        self._elastic, self._workers = elastic, workers  # elastic: where the rule pushes parameters
         self._base = [span.pulled.clone() for span in self.spans]
         self._then = [host(span.fragment) for span in self.spans]
         self._now = [host(span.fragment) for span in self.spans]
@@ -689,7 +635,7 @@ class DeltaClient(Client):
         if ill and self._schedule.staleness is None:
             self._tally.refused += 1
             return
-        values = [pool.take() for pool in self._pools]
+        values = [span.borrow() for span in self.spans]
         for span, base, then, sent in zip(self.spans, self._base, self._then, values, strict=True):
             span.note_version()  # a delta is measured from what was pulled last
             span.read(then)
@@ -741,8 +687,8 @@ class DeltaClient(Client):
         for base, saved in zip(self._base, state["base"], strict=True):
             base.copy_(saved)
 
-    def begin(self) -> None:
-        super().begin()
+    def begin(self, clock: int) -> None:
+        super().begin(clock)
         self.since = 0
         for span, base in zip(self.spans, self._base, strict=True):
             base.copy_(span.pulled)

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from paceline.core import runtime
 from paceline.data.ledger.epoch_ledger import Mark
-from paceline.errors import PeerLostError
 from paceline.update.server.membership import LOOK_EVERY_S, ServiceContext
 from paceline.update.server.peer import Peers
 from paceline.update.server.protocol import FrameKind, PendingExchange, ShardRequest
@@ -51,23 +50,17 @@ class SafePush(NamedTuple):
 
 
 class Replicas:
-    """The replicas of one owner's shards.
-
-    Args:
-        server: the shards.
-        every: pushes of one sender after which a shard is replicated.
-        keeper: shard -> the worker that keeps its replica; None where there is none.
-        send: sends its keeper a replica: (shard, number of the replica, about, row).
-    """
+    """The replicas of one owner's shards."""
 
     def __init__(
         self,
         server: ShardServer,
-        every: int,
-        keeper: Callable[[int], int | None],
-        send: Callable[[int, int, dict[str, Any], Tensor], None],
+        every: int,  # pushes of one sender after which a shard is replicated
+        keeper: Callable[[int], int | None],  # shard -> the worker that keeps its replica; None where there is none
+        send: Callable[[int, int, dict[str, Any], Tensor], None],  # shard, number of the replica, about, row
+        tell: Callable[[list[SafePush]], None],  # tells senders; it waits for locks, and none is held here then
     ) -> None:
-        self._server, self._every, self._keeper, self._send = server, every, keeper, send
+        self._server, self._every, self._keeper, self._send, self._tell = server, every, keeper, send, tell
         self._lock = runtime.RLock()
         self._number = 0
         self._sent: dict[int, dict[int, int]] = {}  # shard -> each sender's last push in its last replica
@@ -94,23 +87,24 @@ class Replicas:
             self._in_flight[shard] = self._number
             self._send(shard, self._number, about, row)
 
-    def kept(self, shard: int, number: int) -> list[SafePush]:
-        """Note that the keeper has replica `number` of a shard; what to tell which senders."""
+    def kept(self, shard: int, number: int) -> None:
+        """Note that the keeper has replica `number` of a shard, and tell the senders that wait for that."""
         with self._lock:
             if self._in_flight.get(shard) != number:
-                return []
+                return
             del self._in_flight[shard]
             self._safe[shard] = self._sent[shard]
-            return self._news(shard)
+            news = self._news(shard)
+        self._tell(news)
 
-    def want(self, sender: int) -> list[SafePush]:
-        """Note that a sender waits until its pushes are safe; what to tell it at once."""
+    def want(self, sender: int) -> None:
+        """Tell a sender as soon as all of its pushes are safe."""
+        news: list[SafePush] = []
         with self._lock:
-            news: list[SafePush] = []
             for shard in list(self._server.shards):
                 self._wanted.setdefault(shard, set()).add(sender)
                 news += self._news(shard)
-            return news
+        self._tell(news)
 
     def _news(self, shard: int) -> list[SafePush]:
         """What to tell the senders that wait for this shard; replicate again where a push is not safe."""
@@ -145,14 +139,10 @@ class _Entry:
 
 
 class UnsafePushes:
-    """The pushes that a worker keeps, because it may have to send them again; not thread-safe.
-
-    Args:
-        clients: how many push what they made of the same samples; the first one pushes to the first shard.
-    """
+    """The pushes that a worker keeps, because it may have to send them again; not thread-safe."""
 
     def __init__(self, clients: int = 1) -> None:
-        self.clients = clients
+        self.clients = clients  # push what they made of the same samples; the first one pushes to the first shard
         self._order: deque[_Entry] = deque()
         self._by_shard: dict[int, deque[_Entry]] = {}
         self._last: list[Mark] = []  # of the newest safe push, whose samples other clients may still push
@@ -216,58 +206,31 @@ class UnsafePushes:
 
 
 class Durability:
-    """Replicates this worker's shards, and keeps its pushes until they are safe.
-
-    Args:
-        context: of the service.
-        peers: the connections.
-        bounded: whether other workers wait for this worker's clock.
-        clients: how many clients push what they made of the same samples.
-        done: called with sample ranges that every shard holds for good.
-    """
+    """Replicates this worker's shards, and keeps its pushes until they are safe."""
 
     def __init__(
         self,
         context: ServiceContext,
         peers: Peers,
-        bounded: bool,
-        clients: int,
-        done: Callable[[list[Mark]], None],
+        bounded: bool,  # whether other workers wait for this worker's clock
+        clients: int,  # how many push what they made of the same samples
+        done: Callable[[list[Mark]], None],  # called with sample ranges that every shard holds for good
     ) -> None:
         self._context, self._peers, self._bounded, self._done = context, peers, bounded, done
         self._members, server = context.membership, context.server
-        self._interval, self._kept = interval(server.push_bytes), UnsafePushes(clients)
-        self._replicas = Replicas(server, self._interval, self._members.replica_keeper, self._send_replica)
+        self._interval, self.kept = interval(server.push_bytes), UnsafePushes(clients)
+        keeper = self._members.replica_keeper
+        self.replicas = Replicas(server, self._interval, keeper, self._send_replica, self._tell)
         for shard in self._members.owners:
-            if self._members.replica_keeper(shard) == self._members.rank:
+            if keeper(shard) == self._members.rank:
                 server.begin_replica(shard)
 
     # -- as an owner --------------------------------------------------------------------------------
-
-    def applied(self, shard: int) -> None:
-        """Replicate the shard if it is due, after a push was applied."""
-        self._replicas.pushed(shard)
-
-    def up_to(self, shard: int, sender: int) -> tuple[int, int]:
-        """The number of the sender's last push to a shard that is safe, and whether this owner is alone."""
-        return self._replicas.safe(shard, sender)
-
-    def renew(self) -> None:
-        """Replicate all shards again, after a checkpoint has replaced them."""
-        self._replicas.renew()
 
     def _send_replica(self, shard: int, number: int, about: dict[str, Any], row: Tensor) -> None:
         keeper = self._members.replica_keeper(shard)
         if keeper is not None:
             self._peers[keeper].say(FrameKind.REPLICA, (shard, number), row, about)
-
-    def replica_kept(self, shard: int, number: int) -> None:
-        """Tell senders which pushes are safe, after the keeper has received a replica."""
-        self._tell(self._replicas.kept(shard, number))
-
-    def wanted(self, sender: int) -> None:
-        """Tell a sender as soon as all of its pushes are safe."""
-        self._tell(self._replicas.want(sender))
 
     def _tell(self, news: list[SafePush]) -> None:
         for sender in dict.fromkeys(one.sender for one in news):
@@ -279,11 +242,6 @@ class Durability:
 
     # -- as a sender --------------------------------------------------------------------------------
 
-    @property
-    def marks(self) -> list[Mark]:
-        """Sample ranges that are pushed, and not yet in every shard for good."""
-        return self._kept.marks
-
     def keep(self, pending: PendingExchange) -> None:
         """Keep a push that is about to be sent; wait where too many are kept.
 
@@ -291,9 +249,9 @@ class Durability:
         ahead of them.
         """
         if not self._bounded:
-            self._wait(self._kept.clients * (self._interval + MORE) - 1)
+            self._wait(self.kept.clients * (self._interval + MORE) - 1)
         with self._context.changed:
-            self._kept.add(pending)
+            self.kept.add(pending)
 
     def safe(self, owner: int, pushes: Iterable[Sequence[int]]) -> None:
         """Note which of this worker's pushes `owner` reports as safe: rows (shard, number of the last one, alone).
@@ -302,15 +260,15 @@ class Durability:
         neighbour: so that an owner is alone counts only when this worker knows it.
         """
         with self._context.changed:
-            before, is_news = len(self._kept), False
+            before, is_news = len(self.kept), False
             for shard, number, alone in pushes:
                 known = not alone or self._members.replica_keeper(shard) is None
                 if known and self._members.owners[shard] == owner:
-                    is_news |= self._kept.safe(shard, number)
+                    is_news |= self.kept.safe(shard, number)
             if not is_news:
                 return
-            self._done(self._kept.done())
-            if len(self._kept) < before or not self._kept.shards:
+            self._done(self.kept.done())
+            if len(self.kept) < before or not self.kept.shards:
                 self._context.changed.notify_all()
 
     def again(
@@ -319,26 +277,26 @@ class Durability:
         """The requests to send to the new owner of shards; `asked`: (exchange, shard) pairs that await values."""
         return [
             (pending, request if (pending.number, request.shard) in asked else replace(request, out=None))
-            for pending, request in self._kept.again(shards)
+            for pending, request in self.kept.again(shards)
         ]
 
     def secure(self) -> None:
         """Wait until all pushes of this worker are safe."""
         self._wait(0)
         with self._context.changed:
-            self._done(self._kept.done(all_pushed=True))
+            self._done(self.kept.done(all_pushed=True))
 
     def _wait(self, most: int) -> None:
         """Wait until at most so many pushes are kept, and ask the owners to replicate."""
-        if len(self._kept) <= most:
+        if len(self.kept) <= most:
             return
         end = runtime.monotonic() + 2 * self._context.timeout_s  # owners that do not answer are lost before that
         asked = 0.0
         while True:
             self._context.check()
             with self._context.changed:
-                owners = sorted({self._members.owners[shard] for shard in self._kept.shards})
-                if len(self._kept) <= most or not owners:
+                owners = sorted({self._members.owners[shard] for shard in self.kept.shards})
+                if len(self.kept) <= most or not owners:
                     return
                 if runtime.monotonic() - asked > LOOK_EVERY_S:  # repeatedly: an owner may have been lost
                     asked = runtime.monotonic()
@@ -346,18 +304,15 @@ class Durability:
                     continue
             self._peers.pause(LOOK_EVERY_S)
             if runtime.monotonic() > end:
-                world = self._context.world
-                raise PeerLostError(
-                    world.sign(
-                        f"pushes to {world.names(owners)} were not replicated within "
-                        f"{2 * self._context.timeout_s:g} s; look for a slow link between them and "
-                        "their neighbours, or give a longer timeout_s"
-                    )
+                raise self._context.lost_error(
+                    f"pushes to {self._context.world.names(owners)} were not replicated within "
+                    f"{2 * self._context.timeout_s:g} s; look for a slow link between them and "
+                    "their neighbours, or give a longer timeout_s"
                 )
 
     def _hurry(self, owners: list[int]) -> None:
         for owner in owners:
             if owner == self._members.rank:
-                self.wanted(owner)
+                self.replicas.want(owner)
             else:
                 self._peers[owner].say(FrameKind.SECURE, ())

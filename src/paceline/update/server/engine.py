@@ -310,11 +310,9 @@ class Asynchronous:
             span.read(span.pulled)
         for number, state in (self._shards.from_one_worker() if states is None else states).items():
             self._shards.server.shards[number].load(state)
-        for client, clock in zip(self._clients, clocks, strict=True):
-            client.resume_at(clock)
         self._service.replicate_anew()
         self._service.barrier()  # no request before all owners are ready
-        for client in self._clients:
-            client.begin()
+        for client, clock in zip(self._clients, clocks, strict=True):
+            client.begin(clock)
         self._service.barrier()
         self._restart_timing()

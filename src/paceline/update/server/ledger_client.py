@@ -34,8 +34,7 @@ from typing import Any
 
 from paceline.communication.sockets.channel import Channel, Frame
 from paceline.core import runtime
-from paceline.data.ledger.epoch_ledger import Mark, Question, by_epoch
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import Leases, Mark, Question, by_epoch
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
 from paceline.update.server.durability import Durability
@@ -46,16 +45,10 @@ from paceline.update.server.shard import LEDGER_SHARD
 
 
 class PartialPushes:
-    """What the living workers say after a loss.
-
-    Args:
-        context: of the service.
-        peers: the connections.
-        ledger: of this worker; used where it is the keeper.
-    """
+    """What the living workers say after a loss."""
 
     def __init__(self, context: ServiceContext, peers: Peers, ledger: Ledger) -> None:
-        self._context, self._peers, self._ledger = context, peers, ledger
+        self._context, self._peers, self._ledger = context, peers, ledger  # the ledger is used at the keeper
         self._heard: defaultdict[int, set[int]] = defaultdict(set)  # worker -> the losses that it told this one of
         self._reported: defaultdict[int, set[int]] = defaultdict(set)  # owner -> the losses before its last report
 
@@ -91,11 +84,7 @@ class PartialPushes:
 
 
 class PushedAlone:
-    """The leases of this worker that are pushed alone.
-
-    Args:
-        push_rest: pushes all work that is not pushed.
-    """
+    """The leases of this worker that are pushed alone."""
 
     def __init__(self, push_rest: Callable[[], None]) -> None:
         self._push_rest = push_rest
@@ -140,19 +129,14 @@ class DataAccess:
 
 
 class SocketLedgerClient(Leases):
-    """A worker's connection to the ledger, and the ledger itself where this worker keeps it.
-
-    Attributes:
-        idle: whether other workers need not wait for this worker's clock.
-        partial: what the living workers say after a loss.
-    """
+    """A worker's connection to the ledger, and the ledger itself where this worker keeps it."""
 
     def __init__(
         self, context: ServiceContext, peers: Peers, failures: Failures, durability: Durability, data: DataAccess
     ) -> None:
         self._context, self._peers, self._failures, self._durability = context, peers, failures, durability
         self._data, self._ledger = data, data.ledger
-        self.idle = False
+        self.idle = False  # whether other workers need not wait for this worker's clock
         self.partial, self._alone = PartialPushes(context, peers, data.ledger), PushedAlone(data.push_rest)
         self._numbers = 0
         self._answers: dict[int, tuple[int, ...]] = {}
@@ -281,7 +265,7 @@ class SocketLedgerClient(Leases):
         """Tell a new keeper which samples this worker holds."""
         if self._report_due:
             self._report_due = False
-            held = [*self._durability.marks, *self._data.holding()]
+            held = [*self._durability.kept.marks, *self._data.holding()]
             self._tell(FrameKind.HOLDS, (), [list(mark) for mark in held])
 
     # -- keeping: the threads that serve ----------------------------------------------------------

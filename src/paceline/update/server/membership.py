@@ -48,13 +48,7 @@ def silence(timeout_s: float) -> float:
 
 
 class ServerMembership:
-    """Which workers take part, which shards each owns, and when each was last active.
-
-    Args:
-        rank: this worker.
-        size: number of workers.
-        owners: shard -> rank of its owner.
-    """
+    """Which workers take part, which shards each owns, and when each was last active."""
 
     def __init__(self, rank: int, size: int, owners: dict[int, int]) -> None:
         self.rank, self.size, self.owners = rank, size, owners
@@ -92,11 +86,7 @@ class ServerMembership:
 
 
 class StallDetector:
-    """Detects that this process was stopped: no worker is lost for its silence in that time.
-
-    Args:
-        timeout_s: the user's timeout.
-    """
+    """Detects that this process was stopped: no worker is lost for its silence in that time."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s, self._lock = timeout_s, runtime.Lock()
@@ -183,6 +173,10 @@ class ServiceContext:
         if self.failure is not None:
             raise self.failure
 
+    def lost_error(self, text: str) -> PeerLostError:
+        """The error of workers that are lost, signed by this worker."""
+        return PeerLostError(self.world.sign(text))
+
     def send(
         self,
         channel: Channel,
@@ -191,10 +185,9 @@ class ServiceContext:
         body: Tensor | None = None,
         note: Any = None,
         deadline_s: float | None = None,
-        meanwhile: Callable[[], object] | None = None,
     ) -> None:
         """Send a frame and count its bytes; the default deadline is the user's."""
-        self.send_all(channel, [(kind, numbers, body, note)], deadline_s, meanwhile)
+        self.send_all(channel, [(kind, numbers, body, note)], deadline_s)
 
     def send_all(
         self,
@@ -224,43 +217,29 @@ def majority(alive: set[int], counted: set[int]) -> bool:
 
 
 class Quorum:
-    """The workers that count for a majority.
-
-    Args:
-        size: number of workers.
-        settle_s: seconds after which missed workers no longer count.
-    """
+    """The workers that count for a majority; missed ones no longer do after `settle_s` seconds."""
 
     def __init__(self, size: int, settle_s: float) -> None:
-        self._counted, self._settle_s = set(range(size)), settle_s
+        self.counted, self._settle_s = set(range(size)), settle_s
         self._missed: dict[int, float] = {}
 
     def gone(self, rank: int) -> None:
         """Note that `rank` has certainly stopped."""
-        self._counted.discard(rank)
+        self.counted.discard(rank)
         self._missed.pop(rank, None)
-
-    def counts(self, rank: int) -> bool:
-        """Whether `rank` counts: it may live."""
-        return rank in self._counted
 
     def missed(self, rank: int, now: float) -> bool:
         """Note that `rank` may have stopped; whether the remaining workers may go on."""
         if self._missed and now - max(self._missed.values()) > self._settle_s:
-            self._counted -= set(self._missed)
+            self.counted -= set(self._missed)
             self._missed.clear()
-        if rank in self._counted:
+        if rank in self.counted:
             self._missed[rank] = now
-        return majority(self._counted - set(self._missed), self._counted)
+        return majority(self.counted - set(self._missed), self.counted)
 
     def without(self, rank: int) -> bool:
         """Whether the other workers might have gone on if they missed `rank`."""
-        return majority(self._counted - {rank}, self._counted)
-
-    @property
-    def counted(self) -> int:
-        """How many workers count."""
-        return len(self._counted)
+        return majority(self.counted - {rank}, self.counted)
 
 
 def identity() -> Identity:
@@ -316,21 +295,15 @@ GOODBYE_S = 2.0
 class Failures:
     """Declares workers lost, and stops this one where the other workers declared it lost.
 
-    Args:
-        context: of the service.
-        identities: the processes of all workers, by rank.
-
-    Attributes:
-        on_loss: called with a lost worker, why it is lost, whether it has certainly stopped, and the shards that it
-            owned, which belong to the keeper of their replicas by then; `changed` is held.
-        on_gone: called with a lost worker that has certainly stopped, and why it is lost, where that was not known when
-            it was declared lost; `changed` is held.
+    Both callbacks are called while `changed` is held.
     """
 
     def __init__(self, context: ServiceContext, identities: Sequence[Identity]) -> None:
-        self._context, self._identities = context, identities
+        self._context, self._identities = context, identities  # the processes of all workers, by rank
         self._quorum = Quorum(context.membership.size, context.timeout_s)
+        # called with a lost worker, why, whether it has certainly stopped, and its shards, which others own by then
         self.on_loss: Callable[[int, str, bool, list[int]], None] = lambda rank, why, gone, moved: None
+        # called with a lost worker, and why it is lost, where it is certain only now that it has stopped
         self.on_gone: Callable[[int, str], None] = lambda rank, why: None
 
     def connection_ended(self, rank: int, why: str) -> None:
@@ -347,7 +320,7 @@ class Failures:
                 members.left.add(rank)
                 return
             was_lost = rank in members.lost
-            if was_lost and not self._quorum.counts(rank):
+            if was_lost and rank not in self._quorum.counted:
                 return
         gone = is_gone(self._identities[rank])  # first: this process may be stopped meanwhile
         if context.stall_detector.paused(began - DYING_S):
@@ -358,7 +331,8 @@ class Failures:
         with context.changed:
             if context.over:
                 return
-            if gone and self._quorum.counts(rank) and rank in members.lost:  # declared by a worker that was not certain
+            # A worker that was not certain declared it lost: pass the certainty on.
+            if gone and rank in self._quorum.counted and rank in members.lost:
                 self._quorum.gone(rank)
                 self.on_gone(rank, members.lost[rank])
         if not members.done_with(rank):
@@ -367,10 +341,7 @@ class Failures:
     def declare_lost(self, rank: int, why: str, gone: bool = False) -> None:
         """Go on without a worker: its neighbour takes over its shards.
 
-        Args:
-            rank: of the lost worker.
-            why: for messages.
-            gone: whether it has certainly stopped; else it may go on, on the other side of a network partition.
+        Unless it has certainly stopped (`gone`), it may go on, on the other side of a network partition.
         """
         context, members = self._context, self._context.membership
         with context.changed:
@@ -413,36 +384,28 @@ class Failures:
 
     def _fail_as_minority(self, rank: int, why: str) -> None:
         """Fail, because this side of a network partition may not go on."""
-        world = self._context.world
-        name = world.name(rank)
+        name, counted = self._context.world.name(rank), len(self._quorum.counted)
         self._context.fail(
-            PeerLostError(
-                world.sign(
-                    f"this worker is cut off from most of the {self._quorum.counted} workers ({name}: {why}), which "
-                    "may go on without it, so it stops; of two halves the one with the lowest rank goes on"
-                )
+            self._context.lost_error(
+                f"this worker is cut off from most of the {counted} workers ({name}: {why}), which "
+                "may go on without it, so it stops; of two halves the one with the lowest rank goes on"
             )
         )
 
     def _fail_without_replica(self, rank: int, why: str) -> None:
         """Fail, because shards are lost with their owner: an owner and its neighbour have died."""
-        world = self._context.world
+        world, before = self._context.world, sorted(set(self._context.membership.lost) - {rank})
         self._context.fail(
-            PeerLostError(
-                world.sign(
-                    f"{world.name(rank)} is lost ({why}), and no other worker has a replica of its slices since "
-                    f"{world.names(sorted(set(self._context.membership.lost) - {rank}))} was lost before; "
-                    "start the run again from its last checkpoint"
-                )
+            self._context.lost_error(
+                f"{world.name(rank)} is lost ({why}), and no other worker has a replica of its slices since "
+                f"{world.names(before)} was lost before; start the run again from its last checkpoint"
             )
         )
 
     def _declared_lost(self, why: str) -> None:
         self._context.fail(
-            PeerLostError(
-                self._context.world.sign(
-                    f"the other workers went on without this one ({why}); its last steps are not in the model. "
-                    "Start it again, or give a longer timeout_s"
-                )
+            self._context.lost_error(
+                f"the other workers went on without this one ({why}); its last steps are not in the model. "
+                "Start it again, or give a longer timeout_s"
             )
         )

@@ -26,16 +26,12 @@ BATCH = 64
 
 
 class SendQueue(ABC):
-    """Frames and requests to worker `rank`, which a thread sends in order.
-
-    Attributes:
-        spoke_at: when a frame was last queued.
-        said_at: when this worker's program last queued a frame; heartbeats do not count.
-    """
+    """Frames and requests to worker `rank`, which a thread sends in order."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self._queue: SimpleQueue[Callable[[], None]] = runtime.SimpleQueue()
+        # when a frame was last queued; when this worker's program queued one, without heartbeats
         self.spoke_at = self.said_at = self._since = runtime.monotonic()
         self._open, self._counting = 0, runtime.Lock()
         self._over, self._left = False, runtime.Event()
@@ -103,25 +99,16 @@ class SendQueue(ABC):
 
 
 class Peer(SendQueue):
-    """The connection to another worker: one thread sends what is queued, and receives the answers.
-
-    Args:
-        context: of the service.
-        rank: of that worker.
-        channel: the connection.
-        place: gives the memory for the body of a frame that it sends back.
-        take: handles such a frame.
-        ended: called with the rank when the connection has ended, and why.
-    """
+    """The connection to another worker: one thread sends what is queued, and receives the answers."""
 
     def __init__(
         self,
         context: ServiceContext,
         rank: int,
         channel: Channel,
-        place: Callable[[FrameHeader], Tensor],
-        take: Callable[[Frame], None],
-        ended: Callable[[int, str], None],
+        place: Callable[[FrameHeader], Tensor],  # gives the memory for the body of a frame that it sends back
+        take: Callable[[Frame], None],  # handles such a frame
+        ended: Callable[[int, str], None],  # called with the rank when the connection has ended, and why
     ) -> None:
         super().__init__(rank)
         self.channel, self._context = channel, context
@@ -213,15 +200,10 @@ def fresh(header: FrameHeader) -> Tensor:
 
 
 class Peers:
-    """The connections to all workers, by rank.
-
-    Args:
-        context: of the service.
-        incoming: the connections that the other workers made to this one.
-    """
+    """The connections to all workers, by rank."""
 
     def __init__(self, context: ServiceContext, incoming: dict[int, Channel]) -> None:
-        self._context, self.incoming = context, incoming
+        self._context, self.incoming = context, incoming  # incoming: those that the other workers made
         self.remote: dict[int, Peer] = {}  # the connections to the other workers
         self.all: dict[int, SendQueue] = {}  # the same, and this worker's own queue
 

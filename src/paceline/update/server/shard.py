@@ -43,12 +43,7 @@ from paceline.rules.schedule.bounded import Bounded
 
 
 class WorkerClocks:
-    """The clocks of the workers, as one shard has seen them.
-
-    Args:
-        schedule: with the bound.
-        workers: ranks that take part.
-    """
+    """The clocks of the workers, as one shard has seen them."""
 
     def __init__(self, schedule: Bounded, workers: Iterable[int]) -> None:
         self._schedule = schedule
@@ -130,13 +125,7 @@ class PushNumbers:
         self._covered: dict[tuple[int, int], Ranges] = {}
 
     def is_new(self, sender: int, number: int, marks: Iterable[Sequence[int]]) -> bool:
-        """Note a push; whether to apply it.
-
-        Args:
-            sender: its rank.
-            number: of the push among the sender's, from 1 on; 0 for one that is not counted.
-            marks: (loader, epoch, begin, end): its sample ranges.
-        """
+        """Note a push, by its number (from 1 on; 0: not counted) and its samples; whether to apply it."""
         if number:
             if number <= self.applied.get(sender, 0):
                 return False
@@ -220,11 +209,7 @@ class UpdateRule(ABC):
 class OptimizerSteps(UpdateRule):
     """Gradients: the user's optimizer steps here, after the outer step has corrected the gradient for its delay.
 
-    Args:
-        outer: corrects for delays.
-        kind: the optimizer's class; element-wise, so that it does not matter where a tensor is cut.
-        anchor: the values.
-        settings: of its group, as the user gave them.
+    It is element-wise, so that it does not matter where a tensor is cut.
     """
 
     def __init__(self, outer: Arrival, kind: type[Optimizer], anchor: Tensor, settings: GroupSettings) -> None:
@@ -328,12 +313,7 @@ class AddDelta(UpdateRule):
 
 
 class ElasticPull(UpdateRule):
-    """Elastic averaging: the center moves towards the worker's parameters.
-
-    Args:
-        outer: with beta.
-        workers: N at the beginning; alpha = beta / N stays as it is when workers leave.
-    """
+    """Elastic averaging: the center moves towards the worker's parameters; alpha = beta / N for the N of the start."""
 
     def __init__(self, outer: Elastic, workers: int) -> None:
         self._elastic, self._workers = outer, workers
@@ -344,11 +324,7 @@ class ElasticPull(UpdateRule):
 
 
 class TakeBuffer(UpdateRule):
-    """Other buffers: those of rank 0, or of the first worker that still takes part.
-
-    Args:
-        clocks: of the workers.
-    """
+    """Other buffers: those of rank 0, or of the first worker that still takes part."""
 
     takes_nonfinite = True
 
@@ -381,23 +357,15 @@ NO_READER = -1
 
 
 class ParameterShard:
-    """One shard.
-
-    Args:
-        number: the same on all workers.
-        anchor: its values, host memory; kept and changed in place.
-        update_rule: anchor -> how a push is applied to it.
-        clocks: the clock of each worker, as this shard has seen it.
-        keeps_origins: whether to keep the values that each worker has pulled and may compute at.
-    """
+    """One shard."""
 
     def __init__(
         self,
-        number: int,
-        anchor: Tensor,
-        update_rule: Callable[[Tensor], UpdateRule],
+        number: int,  # the same on all workers
+        anchor: Tensor,  # its values, host memory; kept and changed in place
+        update_rule: Callable[[Tensor], UpdateRule],  # anchor -> how a push is applied to it
         clocks: WorkerClocks,
-        keeps_origins: bool,
+        keeps_origins: bool,  # whether to keep the values that each worker has pulled and may compute at
     ) -> None:
         self.number, self.anchor, self.clocks = number, anchor, clocks
         self.version = 0
@@ -565,23 +533,15 @@ class PushResult:
 
 
 class ShardServer:
-    """The shards that a worker owns.
-
-    Args:
-        rank: of the owner.
-        shards: number -> shard.
-        make: makes a shard of this number with the values that this worker pulled last.
-        reads_before: whether an answer holds the values from before the push (elastic averaging).
-        push_bytes: of a worker's push to all owners together.
-    """
+    """The shards that a worker owns."""
 
     def __init__(
         self,
         rank: int,
         shards: dict[int, ParameterShard],
-        make: Callable[[int], ParameterShard],
-        reads_before: bool = False,
-        push_bytes: int = 0,
+        make: Callable[[int], ParameterShard],  # makes a shard with the values that this worker pulled last
+        reads_before: bool = False,  # whether an answer holds the values from before the push (elastic averaging)
+        push_bytes: int = 0,  # of a worker's push to all owners together
     ) -> None:
         self.push_bytes = push_bytes
         self.rank, self.shards, self._make, self.reads_before = rank, shards, make, reads_before
@@ -601,10 +561,6 @@ class ShardServer:
         numbered = self.shards[number].numbered
         found, numbered.repeated = numbered.repeated, 0
         return found
-
-    def may_start(self, number: int, rank: int) -> bool:
-        """Whether the bound on staleness lets worker `rank` go on, by the clocks of shard `number`."""
-        return self.shards[number].clocks.may_start(rank)
 
     def read(self, number: int, reader: int, out: Tensor | None, after_push: bool) -> int:
         """Answer a push or a bare pull: write the values to `out`, where given; their version."""

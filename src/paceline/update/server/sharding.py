@@ -82,12 +82,7 @@ def optimizer_state(
 
 
 class ShardLayout:
-    """The spans and shards of parameters and buffers, the same on all workers.
-
-    Args:
-        topology: how a span is cut.
-        workers: N.
-    """
+    """The spans and shards of parameters and buffers, the same on all workers."""
 
     def __init__(self, topology: Sharded, workers: int) -> None:
         self._topology, self._workers = topology, workers
@@ -135,12 +130,7 @@ SHARDS = ("exchange", "pieces")
 
 
 class OldShards:
-    """The shards that a checkpoint of N workers holds.
-
-    Args:
-        old: the checkpoint.
-        numels: elements of each span, in order.
-        topology: how spans were cut.
+    """The shards that a checkpoint of N workers holds, of spans with these numbers of elements.
 
     Raises:
         CheckpointError: its shards are not those of such spans.
@@ -201,14 +191,7 @@ def old_clocks(old: OldCheckpoint, count: int) -> list[int]:
 
 
 def whole_optimizers(old: OldCheckpoint, model: Modules, owned: Owned, topology: Sharded) -> list[dict[str, Any]]:
-    """State dictionaries of optimizers that stepped at the owners, for a single worker.
-
-    Args:
-        old: the checkpoint.
-        model: the user's modules.
-        owned: (optimizer, its named parameters) pairs.
-        topology: how spans were cut.
-    """
+    """State dictionaries of optimizers that stepped at the owners, for a single worker."""
     found: list[dict[str, Any]] = old.part(0, "optimizers")
     layout = ShardLayout(topology, 1)
     spans = [layout.add_optimizer(optimizer, named) for optimizer, named in owned]
@@ -244,11 +227,7 @@ def _states(span: Span, shard: dict[str, Any], place: dict[int, int]) -> list[tu
 
 
 class OwnedShards:
-    """Cuts the model into shards, and makes those that this worker owns.
-
-    Args:
-        context: of the run, whose rule is asynchronous.
-    """
+    """Cuts the model into shards, and makes those that this worker owns."""
 
     def __init__(self, context: RunContext) -> None:
         rule, owned, world = context.rule, context.owned, context.transport.world
@@ -308,9 +287,7 @@ class OwnedShards:
     def resharded(self, old: OldCheckpoint, clocks: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Number -> state, of this worker's shards, from a checkpoint of another number of workers.
 
-        Args:
-            old: the checkpoint.
-            clocks: with which all workers resume, one for each optimizer; the buffers go with the last one.
+        All workers resume with these clocks, one for each optimizer; the buffers go with the last one.
         """
         shards = OldShards(old, [span.numel for span in self.layout.spans], self._rule.sharded)
         clock_of = {span.number: clock for own, clock in zip(self.parameters, clocks, strict=True) for span in own}

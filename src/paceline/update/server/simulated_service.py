@@ -15,8 +15,7 @@ from torch import Tensor
 
 from paceline.communication import Transport
 from paceline.communication.virtual.transport import Cluster
-from paceline.data.ledger.epoch_ledger import Mark, Question
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import Leases, Mark, Question
 from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
 from paceline.errors import PeerLostError
@@ -28,10 +27,7 @@ from paceline.update.server.shard import LEDGER_SHARD, NO_READER, ShardServer
 class SimulatedLedgerClient(Leases):
     """A virtual worker's access to the ledger, which all workers of the run share; none of them is ever lost.
 
-    Args:
-        service: of this worker.
-        ledger: of the run.
-        keeps: whether the ledger goes into this worker's checkpoint.
+    Where it `keeps` the ledger, that goes into this worker's checkpoint.
     """
 
     def __init__(self, service: SimulatedService, ledger: Ledger, keeps: bool) -> None:
@@ -97,19 +93,7 @@ class Hub:
 
 
 class SimulatedService:
-    """A virtual worker's connection to the owners.
-
-    Args:
-        transport: the virtual connection.
-        cluster: of the virtual workers.
-        server: the shards that this worker owns.
-        owners: shard -> rank.
-        ledger: of the data; all workers use that of the first shard's owner.
-
-    Attributes:
-        leases: this worker's access to the ledger.
-        taking: context in which pulled values and the ledger's news are consistent.
-    """
+    """A virtual worker's connection to the owners; all workers use the ledger of the first shard's owner."""
 
     def __init__(
         self,
@@ -131,7 +115,7 @@ class SimulatedService:
         if keeps:
             self._hub.ledger = ledger
         self._has_final_model = False
-        self.taking = contextlib.nullcontext()  # one virtual worker runs at a time
+        self.taking = contextlib.nullcontext()  # pulled values and the ledger's news agree: one worker runs at a time
         transport.barrier()
         self.leases: Leases = SimulatedLedgerClient(self, self._hub.ledger, keeps)
 
@@ -197,7 +181,7 @@ class SimulatedService:
         self._hub.held[owner] = []
         for entry in held:
             rank, pending, requests, delays = entry
-            if pending.clock and not all(server.may_start(request.shard, rank) for request in requests):
+            if pending.clock and not all(server.shards[request.shard].clocks.may_start(rank) for request in requests):
                 self._hub.held[owner].append(entry)
                 continue
             reader = NO_READER if pending.peeks else rank

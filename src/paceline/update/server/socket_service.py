@@ -30,8 +30,7 @@ from torch import Tensor
 from paceline.communication import Transport
 from paceline.communication.sockets.channel import TLS, Channel, Frame, FrameHeader
 from paceline.core import runtime
-from paceline.data.ledger.epoch_ledger import Mark
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import Leases, Mark
 from paceline.errors import MismatchError, PacelineError, PeerLostError
 from paceline.update.monitor import Monitor
 from paceline.update.server.durability import Durability
@@ -53,40 +52,24 @@ from paceline.update.server.shard import LEDGER_SHARD, NO_READER, GroupSettings,
 
 
 class SocketService:
-    """A worker's connections to the owners of shards, and its own serving.
-
-    Args:
-        transport: the connection over which workers find each other.
-        server: the shards that this worker owns.
-        owners: shard -> rank.
-        data: where this worker's samples come from.
-        timeout_s: deadline of every wait for another worker, seconds.
-        tls: certificates, where the network is not trusted.
-        reports: takes reports about lost workers, from any thread.
-
-    Attributes:
-        leases: this worker's access to the ledger of the data.
-        secure: waits until no push of this worker can be lost with one owner (`SocketLedgerClient.secure`).
-        replicate_anew: replicates this worker's shards after a checkpoint replaced them; call before `barrier`.
-        taking: context without failovers, in which pulled values and the ledger's news are consistent.
-    """
+    """A worker's connections to the owners of shards, and its own serving."""
 
     ledger_client: SocketLedgerClient
 
     def __init__(
         self,
-        transport: Transport,
-        server: ShardServer,
-        owners: dict[int, int],
-        data: DataAccess,
-        timeout_s: float,
+        transport: Transport,  # over which workers find each other
+        server: ShardServer,  # the shards that this worker owns
+        owners: dict[int, int],  # shard -> rank
+        data: DataAccess,  # where this worker's samples come from
+        timeout_s: float,  # deadline of every wait for another worker
         tls: TLS | None,
         reports: Monitor,
     ) -> None:
         world = transport.world
         self.members = ServerMembership(world.rank, world.size, owners)
         self.context = ServiceContext(transport, server, self.members, reports, timeout_s)
-        self.taking = self.context.changed
+        self.taking = self.context.changed  # without failovers pulled values and the ledger's news agree
         self.failures = Failures(self.context, transport.gather_json(identity()))
         incoming: dict[int, Channel] = {}
         self.peers = Peers(self.context, incoming)
@@ -94,8 +77,8 @@ class SocketService:
         self.durability = Durability(self.context, self.peers, data.bounded, data.clients, done)
         self.ledger_client = SocketLedgerClient(self.context, self.peers, self.failures, self.durability, data)
         self.leases: Leases = self.ledger_client
-        self.secure, self.replicate_anew = self.ledger_client.secure, self.durability.renew
-        self.shards = ShardService(self.context, self.failures)
+        # `replicate_anew` comes before `barrier`, once a checkpoint has replaced the shards
+        self.secure, self.replicate_anew = self.ledger_client.secure, self.durability.replicas.renew
         self._pending: dict[int, PendingExchange] = {}  # by number
         self._clocks: dict[int, int] = {}  # shard -> the clock of this worker's last push to it
         self._timers = Timers()  # send delayed pulls
@@ -246,6 +229,39 @@ class SocketService:
             self.peers[successor].say(FrameKind.CLOCKS, (), note=clocks)
         self.ledger_client.idle_again()
 
+    # -- this worker's shards: the threads that serve --------------------------------------------------
+
+    def push(self, shard: int, values: Tensor, incoming: IncomingPush, out: Tensor | None) -> PushResult:
+        """Apply a push to a shard of this worker."""
+        answer = self.context.server.push(shard, values, incoming, out)
+        if repeated := self.context.server.repeated(shard):
+            name = self.context.world.name(self.members.rank)
+            self.context.reports.inexact(
+                f"{repeated} samples (batches, where the program shares whole batches) are in slices of {name} twice: "
+                "after a loss they were pushed together with others"
+            )
+        self.context.news()
+        return answer
+
+    def held_back(self, shard: int, rank: int) -> bool:
+        """Whether `rank` has to wait for slower workers; declares stalled ones lost."""
+        clocks = self.context.server.shards[shard].clocks
+        if not clocks.may_start(rank):
+            self.failures.give_up_silent(clocks.holding_up(rank), "made no step", 0.0)
+        return not clocks.may_start(rank)
+
+    def idle(self, rank: int) -> None:
+        """Let no worker wait for worker `rank` until its next push."""
+        with self.context.changed:
+            self.context.server.idle(rank)
+        self.context.news()
+
+    def tick(self, rank: int, clocks: Iterable[Sequence[int]]) -> None:
+        """Note the clocks of worker `rank` at shards whose owner was lost."""
+        with self.context.changed:
+            self.context.server.tick(rank, clocks)
+        self.context.news()
+
     # -- all workers ------------------------------------------------------------------------------
 
     def barrier(self, of_all: bool = True) -> None:
@@ -316,21 +332,15 @@ class SocketService:
     def _wait_for(self, ready: Callable[[int], bool], what: str, of_all: bool | None = None) -> None:
         """Wait until all live workers are ready; declare workers that are silent for too long lost.
 
-        Args:
-            ready: of a rank.
-            what: a silent worker did not do.
-            of_all: at a barrier, where training goes on afterwards: whether it is one of lost workers, too.
+        `of_all`: at a barrier, where training goes on afterwards: whether it is one of lost workers, too.
         """
         began = runtime.monotonic()
         while True:
             self.context.check()
             if of_all and self.members.lost:
-                world = self.context.world
-                raise PeerLostError(
-                    world.sign(
-                        f"{world.names(sorted(self.members.lost))} left, and workers can no longer "
-                        "come to one point together, which a checkpoint needs; start again from the last one"
-                    )
+                raise self.context.lost_error(
+                    f"{self.context.world.names(sorted(self.members.lost))} left, and workers can no longer "
+                    "come to one point together, which a checkpoint needs; start again from the last one"
                 )
             with self.context.changed:
                 missing = [rank for rank in self.members.live if not ready(rank)]
@@ -384,7 +394,7 @@ class SocketService:
             self.durability.safe(rank, [(shard, *safe)])
             self.answered(number, shard, version, delay, frame.note, rank)
         elif frame.kind == FrameKind.KEPT:
-            self.durability.replica_kept(*frame.numbers[:2])
+            self.durability.replicas.kept(*frame.numbers[:2])
         elif frame.kind == FrameKind.LEASED:
             self.ledger_client.answered(frame.numbers)
 
@@ -405,56 +415,43 @@ class OwnPeer(SendQueue):
 
     def _send(self, pending: PendingExchange, request: ShardRequest) -> None:
         rank, shard, delay = self.rank, request.shard, 0
-        shards, durability = self._service.shards, self._service.durability
+        durability = self._service.durability
         if request.values is not None:
-            answer = shards.push(shard, request.values, pending.incoming(rank, request), request.out)
+            answer = self._service.push(shard, request.values, pending.incoming(rank, request), request.out)
             delay = answer.delay
             if not answer.may_start:  # what this worker says next must not wait for that
                 self._held.append((pending, request, delay))
                 self._put(self._release)  # clocks may have changed before it was held
-                durability.applied(shard)
+                durability.replicas.pushed(shard)
                 return
         self._answer(pending, request, delay)
         if request.values is not None:
-            durability.applied(shard)
+            durability.replicas.pushed(shard)
 
     def _release(self) -> None:
         """Answer the pushes after which this worker may go on."""
-        self._held = [one for one in self._held if not self._released(*one)]
-
-    def _released(self, pending: PendingExchange, request: ShardRequest, delay: int) -> bool:
-        if self._service.shards.held_back(request.shard, self.rank):
-            return False
-        self._answer(pending, request, delay)
-        return True
+        still = []
+        for pending, request, delay in self._held:
+            if self._service.held_back(request.shard, self.rank):
+                still.append((pending, request, delay))
+            else:
+                self._answer(pending, request, delay)
+        self._held = still  # only now: until then, news has to queue another look
 
     def _answer(self, pending: PendingExchange, request: ShardRequest, delay: int) -> None:
         rank, shard = self.rank, request.shard
         server, durability = self._service.context.server, self._service.durability
         reader = NO_READER if pending.peeks else rank
         version = server.read(shard, reader, request.out, after_push=request.values is not None)
-        durability.safe(rank, [(shard, *durability.up_to(shard, rank))])
+        durability.safe(rank, [(shard, *durability.replicas.safe(shard, rank))])
         self._service.answered(pending.number, shard, version, delay, None, rank)
 
     def _write(self, kind: FrameKind, numbers: tuple[int, ...], body: Tensor | None, note: Any) -> None:
         """Handle the only frames that a worker sends itself: to its shards' clocks and to the ledger that it keeps."""
         if kind == FrameKind.IDLE:
-            self._service.shards.idle(self.rank)
+            self._service.idle(self.rank)
         elif kind in LEDGER:
             self._service.ledger_client.handle(self.rank, None, Frame(kind, numbers, None, note))
-
-
-class _Buffers:
-    """Reused buffers of one thread: the first write to new memory costs more than the network."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, torch.dtype, str], Tensor] = {}
-
-    def like(self, anchor: Tensor, use: str) -> Tensor:
-        key = (anchor.numel(), anchor.dtype, use)
-        if key not in self._kept:
-            self._kept[key] = torch.zeros_like(anchor)
-        return self._kept[key]
 
 
 @dataclass(frozen=True)
@@ -473,7 +470,9 @@ class PeerServer:
     def __init__(self, service: SocketService, rank: int, channel: Channel) -> None:
         self._service, self._context, self._rank, self._channel = service, service.context, rank, channel
         self._server, self._members = service.context.server, service.context.membership
-        self._buffers, self._settings = _Buffers(), dict[int, GroupSettings]()
+        # Reused: the first write to new memory costs more than the network.
+        self._buffers: dict[tuple[int, torch.dtype, str], Tensor] = {}
+        self._settings: dict[int, GroupSettings] = {}
         self._marks: tuple[int, list[Mark]] = (0, [])  # an exchange, and the sample ranges of its pushes
         self._held: list[_Held] = []  # answers that have to wait for slower workers
         self._waker = channel.waker()
@@ -511,10 +510,16 @@ class PeerServer:
             raise PeerLostError(f"what {self._context.world.name(self._rank)} sent makes no sense: {error}") from error
         return frame
 
+    def _buffer(self, anchor: Tensor, use: str) -> Tensor:
+        key = (anchor.numel(), anchor.dtype, use)
+        if key not in self._buffers:
+            self._buffers[key] = torch.zeros_like(anchor)
+        return self._buffers[key]
+
     def _place(self, header: FrameHeader) -> Tensor:
         if header.kind != FrameKind.PUSH:
             return fresh(header)
-        return self._buffers.like(self._anchor(header.numbers[0]), "in")
+        return self._buffer(self._anchor(header.numbers[0]), "in")
 
     def _anchor(self, shard: int) -> Tensor:
         if shard not in self._server.shards:
@@ -533,7 +538,7 @@ class PeerServer:
             self._take_push(frame)
         elif frame.kind == FrameKind.PULL:
             shard, pending, peeks = numbers[:3]
-            out = self._buffers.like(self._anchor(shard), "out")
+            out = self._buffer(self._anchor(shard), "out")
             version = self._server.read(shard, NO_READER if peeks else self._rank, out, after_push=False)
             self._answer(shard, version, 0, pending, out)
         elif frame.kind == FrameKind.REPLICA:
@@ -541,18 +546,18 @@ class PeerServer:
             self._server.keep_replica(frame.note, frame.body)
             self._context.send(self._channel, FrameKind.KEPT, numbers[:2])
         elif frame.kind == FrameKind.SECURE:
-            service.durability.wanted(self._rank)
+            service.durability.replicas.want(self._rank)
         elif frame.kind == FrameKind.SAFE:
             service.durability.safe(self._rank, frame.note)
         elif frame.kind == FrameKind.CLOCKS:
-            service.shards.tick(self._rank, frame.note)
+            service.tick(self._rank, frame.note)
         elif frame.kind == FrameKind.OUT:
             service.failures.told(numbers[0], str(frame.note), bool(numbers[1]))
             service.ledger_client.partial.told(self._rank, numbers[0])
         elif frame.kind in LEDGER:
             service.ledger_client.handle(self._rank, self._channel, frame)
         elif frame.kind == FrameKind.IDLE:
-            service.shards.idle(self._rank)
+            service.idle(self._rank)
         elif frame.kind in (FrameKind.FINISH, FrameKind.BYE, FrameKind.HERE):
             service.arrived(self._rank, frame.kind, numbers[0])
 
@@ -561,8 +566,8 @@ class PeerServer:
         assert frame.body is not None
         marks = self._marks[1] if self._marks[0] == pending else ()
         incoming = IncomingPush(self._rank, clock, version, minibatches, self._settings.get(span, {}), marks)
-        out = self._buffers.like(frame.body, "out") if answered_with_values else None
-        answer = self._service.shards.push(shard, frame.body, incoming, out)
+        out = self._buffer(frame.body, "out") if answered_with_values else None
+        answer = self._service.push(shard, frame.body, incoming, out)
         if answer.may_start:
             self._answer_push(_Held(shard, answer.delay, pending, out))
         else:  # frames that come after this one must not wait for that
@@ -570,72 +575,32 @@ class PeerServer:
             keeps = out is not None and self._server.reads_before
             self._held.append(_Held(shard, answer.delay, pending, out.clone() if keeps and out is not None else out))
             self._waker.wake()  # clocks may have changed before it was held
-        self._service.durability.applied(shard)
+        self._service.durability.replicas.pushed(shard)
 
     def _answer_push(self, held: _Held) -> None:
         version = self._server.read(held.shard, self._rank, held.out, after_push=True)
         self._answer(held.shard, version, held.delay, held.pending, held.out)
 
     def _answer(self, shard: int, version: int, delay: int, pending: int, out: Tensor | None) -> None:
-        safe = self._service.durability.up_to(shard, self._rank)
+        safe = self._service.durability.replicas.safe(shard, self._rank)
         news = self._server.news(shard, self._rank)
         self._context.send(self._channel, FrameKind.ANSWER, (shard, version, delay, pending, *safe), out, news)
 
     def _release(self) -> None:
         """Answer the pushes after which the worker may go on; send it signs of life while it has to wait."""
         self._waker.clear()
-        self._held = [one for one in self._held if not self._released(one)]
+        still = []
+        for one in self._held:
+            if self._service.held_back(one.shard, self._rank):
+                still.append(one)
+            else:
+                self._answer_push(one)
+        self._held = still  # only now: until then, news has to wake this thread
         if self._held:
             self._members.acted[self._rank] = now = runtime.monotonic()  # its program waits for this worker
             if now - self._said > LOOK_EVERY_S:
                 self._context.send(self._channel, FrameKind.STILL_HERE, (self._held[0].shard,))
                 self._said = now
-
-    def _released(self, held: _Held) -> bool:
-        if self._service.shards.held_back(held.shard, self._rank):
-            return False
-        self._answer_push(held)
-        return True
-
-
-class ShardService:
-    """Changes this worker's shards, and wakes the threads that wait for that."""
-
-    def __init__(self, context: ServiceContext, failures: Failures) -> None:
-        self._context, self._failures, self._server = context, failures, context.server
-
-    def push(self, shard: int, values: Tensor, incoming: IncomingPush, out: Tensor | None) -> PushResult:
-        """Apply a push to a shard of this worker."""
-        answer = self._server.push(shard, values, incoming, out)
-        repeated = self._server.repeated(shard)
-        if repeated:
-            name = self._context.world.name(self._context.membership.rank)
-            self._context.reports.inexact(
-                f"{repeated} samples (batches, where the program shares whole batches) are in slices of {name} twice: "
-                "after a loss they were pushed together with others"
-            )
-        self._context.news()
-        return answer
-
-    def held_back(self, shard: int, rank: int) -> bool:
-        """Whether `rank` has to wait for slower workers; declares stalled ones lost."""
-        if self._server.may_start(shard, rank):
-            return False
-        slow = self._server.shards[shard].clocks.holding_up(rank)
-        self._failures.give_up_silent(slow, "made no step", 0.0)
-        return not self._server.may_start(shard, rank)
-
-    def idle(self, rank: int) -> None:
-        """Let no worker wait for worker `rank` until its next push."""
-        with self._context.changed:
-            self._server.idle(rank)
-        self._context.news()
-
-    def tick(self, rank: int, clocks: Iterable[Sequence[int]]) -> None:
-        """Note the clocks of worker `rank` at shards whose owner was lost."""
-        with self._context.changed:
-            self._server.tick(rank, clocks)
-        self._context.news()
 
 
 class Heartbeat:
@@ -707,14 +672,10 @@ JOIN_S = 2.0
 
 
 class ServiceThreads:
-    """Daemon threads whose errors are reported.
-
-    Args:
-        failed: called with the error of a thread, for which the training thread might wait otherwise.
-    """
+    """Daemon threads whose errors are reported."""
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
-        self._failed = failed
+        self._failed = failed  # called with a thread's error, for which the training thread might wait otherwise
         self._threads: list[threading.Thread] = []
 
     def start(self, name: str, body: Callable[[], None]) -> None:

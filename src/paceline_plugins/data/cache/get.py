@@ -16,9 +16,8 @@ from paceline_plugins.data.cache.directory import CacheDirectory
 from paceline_plugins.data.cache.download import Downloader, Reserve
 from paceline_plugins.data.cache.evict import EvictionRank
 from paceline_plugins.data.cache.ledger import FULL, explained
-from paceline_plugins.data.cache.locks import FileLock
+from paceline_plugins.data.cache.locks import FileLock, StallTimeout
 from paceline_plugins.data.cache.names import CacheEntry, key_of
-from paceline_plugins.data.cache.stall_timeout import StallTimeout
 from paceline_plugins.data.cache.stats import Counters
 
 State = tuple[int, int, int]

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import CacheError
-from paceline_plugins.data.cache.locks import FileLock
-from paceline_plugins.data.cache.stall_timeout import StallTimeout
+from paceline_plugins.data.cache.locks import FileLock, StallTimeout
 
 GONE = (errno.ENOENT, errno.ENOTDIR)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)

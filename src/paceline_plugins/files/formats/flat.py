@@ -27,17 +27,11 @@ _SKIP = re.compile(r"skip:(\d+)")
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a layout: a tensor, or bytes that are skipped.
+    """An entry of a layout: a tensor, or bytes that are skipped."""
 
-    Attributes:
-        name: empty for skipped bytes.
-        type: of `spans.DTYPES`.
-        shape: None for all that is left; of skipped bytes their number.
-    """
-
-    name: str
-    type: str
-    shape: tuple[int, ...] | None
+    name: str  # empty for skipped bytes
+    type: str  # of `spans.DTYPES`
+    shape: tuple[int, ...] | None  # None for all that is left; of skipped bytes their number
 
 
 def parse(layout: str) -> list[Entry]:

@@ -14,15 +14,10 @@ from paceline.errors import DataError
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model file in memory.
+    """A model file in memory."""
 
-    Attributes:
-        tensors: name -> numbers, in the order of the file, contiguous, of the file's own dtypes.
-        skeleton: all other bytes, in a form that only the file's format reads.
-    """
-
-    tensors: Mapping[str, Tensor]
-    skeleton: bytes
+    tensors: Mapping[str, Tensor]  # name -> numbers, in the order of the file, contiguous, of the file's own dtypes
+    skeleton: bytes  # all other bytes, in a form that only the file's format reads
 
 
 class Format(ABC):

@@ -19,19 +19,12 @@ DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f
 
 @dataclass(frozen=True)
 class Span:
-    """A tensor in a file.
+    """A tensor in a file."""
 
-    Attributes:
-        name: of the tensor.
-        dtype: of its numbers.
-        shape: of the tensor.
-        start: its first byte.
-    """
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
+    name: str  # of the tensor
+    dtype: torch.dtype  # of its numbers
+    shape: tuple[int, ...]  # of the tensor
+    start: int  # its first byte
 
     @property
     def count(self) -> int:

@@ -20,21 +20,13 @@ Severity = Literal["wrong", "note", "good"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        severity: `wrong`, `note` or `good`.
-        about: the subject, one word or two.
-        sentence: the result, with names and numbers.
-        advice: what to do; empty where nothing is to be done.
-        ranks: the workers that it concerns.
-    """
-
-    severity: Severity
-    about: str
-    sentence: str
-    advice: str = ""
-    ranks: tuple[int, ...] = ()
+    severity: Severity  # `wrong`, `note` or `good`
+    about: str  # the subject, one word or two
+    sentence: str  # the result, with names and numbers
+    advice: str = ""  # what to do; empty where nothing is to be done
+    ranks: tuple[int, ...] = ()  # the workers that it concerns
 
 
 def rate_text(bytes_s: float) -> str:

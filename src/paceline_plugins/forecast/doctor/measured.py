@@ -14,41 +14,24 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True)
 class Machine:
-    """One worker's machine.
+    """One worker's machine."""
 
-    Attributes:
-        rank: of the worker.
-        host: its name.
-        versions: of Python, torch, numpy, paceline and the operating system.
-        cores: that this process may use.
-        load: mean number of runnable processes over the last minute.
-        memory_bytes: available; None where unknown.
-        shm_bytes: free in /dev/shm; None where there is none.
-        open_files: the soft limit; None where unknown.
-        gpus: their names.
-        interfaces: name -> IPv4 address, loopback included.
-        mtus: name -> largest packet in bytes, loopback excluded.
-        wires_mbit: name -> rate that a physical interface has negotiated with its switch; those that are down left out.
-        resolved: addresses of the host's own name, looked up on the host.
-        asked_interface: GLOO_SOCKET_IFNAME, or empty.
-        gloo_address: where gloo will listen; empty where it would find no address.
-    """
-
-    rank: int
-    host: str
-    versions: dict[str, str] = field(default_factory=dict)
-    cores: int = 1
-    load: float = 0.0
-    memory_bytes: int | None = None
-    shm_bytes: int | None = None
-    open_files: int | None = None
-    gpus: list[str] = field(default_factory=list)
-    interfaces: dict[str, str] = field(default_factory=dict)
-    mtus: dict[str, int] = field(default_factory=dict)
+    rank: int  # of the worker
+    host: str  # its name
+    versions: dict[str, str] = field(default_factory=dict)  # of Python, torch, numpy, paceline and the operating system
+    cores: int = 1  # that this process may use
+    load: float = 0.0  # mean number of runnable processes over the last minute
+    memory_bytes: int | None = None  # available; None where unknown
+    shm_bytes: int | None = None  # free in /dev/shm; None where there is none
+    open_files: int | None = None  # the soft limit; None where unknown
+    gpus: list[str] = field(default_factory=list)  # their names
+    interfaces: dict[str, str] = field(default_factory=dict)  # name -> IPv4 address, loopback included
+    mtus: dict[str, int] = field(default_factory=dict)  # name -> largest packet in bytes, loopback excluded
+    # name -> rate that a physical interface has negotiated with its switch; those that are down left out
     wires_mbit: dict[str, int] = field(default_factory=dict)
-    resolved: list[str] = field(default_factory=list)
-    asked_interface: str = ""
-    gloo_address: str = ""
+    resolved: list[str] = field(default_factory=list)  # addresses of the host's own name, looked up on the host
+    asked_interface: str = ""  # GLOO_SOCKET_IFNAME, or empty
+    gloo_address: str = ""  # where gloo will listen; empty where it would find no address
 
     @property
     def gloo_interface(self) -> str:
@@ -58,45 +41,27 @@ class Machine:
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """One worker's measurement of another.
+    """One worker's measurement of another."""
 
-    Attributes:
-        source, target: ranks.
-        address: address of the target that answered; empty without an answer.
-        problem: the system's error, where nothing could be measured.
-        gloo_problem: the error of the target's gloo address, where another address answered.
-        latency_s: fastest round trip.
-        bandwidth_bytes_s: from source to target; None where it was not measured.
-        clock_s: the target's clock minus the source's; right within `latency_s / 2`.
-    """
-
-    source: int
+    source: int  # source, target: ranks
     target: int
-    address: str = ""
-    problem: str = ""
-    gloo_problem: str = ""
-    latency_s: float | None = None
-    bandwidth_bytes_s: float | None = None
-    clock_s: float | None = None
+    address: str = ""  # address of the target that answered; empty without an answer
+    problem: str = ""  # the system's error, where nothing could be measured
+    gloo_problem: str = ""  # the error of the target's gloo address, where another address answered
+    latency_s: float | None = None  # fastest round trip
+    bandwidth_bytes_s: float | None = None  # from source to target; None where it was not measured
+    clock_s: float | None = None  # the target's clock minus the source's; right within `latency_s / 2`
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """The measurements of all workers.
+    """The measurements of all workers."""
 
-    Attributes:
-        size: expected workers.
-        machines: rank -> machine, of the workers that joined.
-        links: of every ordered pair of them.
-        lost: ranks that joined and then stopped answering.
-        timeout_s: how long to wait for workers to join.
-    """
-
-    size: int
-    machines: dict[int, Machine] = field(default_factory=dict)
-    links: list[MeasuredLink] = field(default_factory=list)
-    lost: list[int] = field(default_factory=list)
-    timeout_s: float = 30.0
+    size: int  # expected workers
+    machines: dict[int, Machine] = field(default_factory=dict)  # rank -> machine, of the workers that joined
+    links: list[MeasuredLink] = field(default_factory=list)  # of every ordered pair of them
+    lost: list[int] = field(default_factory=list)  # ranks that joined and then stopped answering
+    timeout_s: float = 30.0  # how long to wait for workers to join
 
     @property
     def missing(self) -> list[int]:

@@ -29,23 +29,15 @@ SHOWN = (4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class QualityForecast:
-    """What other numbers of workers would make of the samples of a run.
+    """What other numbers of workers would make of the samples of a run."""
 
-    Attributes:
-        run: the log.
-        rule: of the run.
-        loss: the name of what is forecast.
-        rows: speed-up and quality of each number of workers; a speed-up is k where no network is given.
-        pays_up_to: the most workers that pay; None where all do that can be forecast.
-        alone: of one worker with the same samples.
-    """
-
-    run: RunLog
-    rule: Rule
-    loss: str
+    run: RunLog  # the log
+    rule: Rule  # of the run
+    loss: str  # the name of what is forecast
+    # speed-up and quality of each number of workers; a speed-up is k where no network is given
     rows: Sequence[tuple[float, Quality]]
-    pays_up_to: int | None
-    alone: Quality
+    pays_up_to: int | None  # the most workers that pay; None where all do that can be forecast
+    alone: Quality  # of one worker with the same samples
 
     @property
     def sentence(self) -> str:

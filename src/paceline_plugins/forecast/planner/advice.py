@@ -40,19 +40,12 @@ GAIN = 1.15
 
 @dataclass(frozen=True)
 class Advice:
-    """A recommended rule.
+    """A recommended rule."""
 
-    Attributes:
-        rule: text for `--rule`.
-        period: minibatches of a block.
-        why: one or two sentences.
-        forecast: of that rule.
-    """
-
-    rule: str
-    period: int
-    why: str
-    forecast: Forecast
+    rule: str  # text for `--rule`
+    period: int  # minibatches of a block
+    why: str  # one or two sentences
+    forecast: Forecast  # of that rule
 
 
 @dataclass(frozen=True)

@@ -155,33 +155,21 @@ MOST_WORKERS = 1 << 16
 
 @dataclass(frozen=True)
 class Forecast:
-    """The speed of a rule on N workers.
+    """The speed of a rule on N workers."""
 
-    Attributes:
-        rule: its text.
-        network: its name.
-        workers: N.
-        period: minibatches of a block.
-        step_s: wall time of a minibatch, waiting and exchanging included.
-        compute_s, wait_s, exchange_s: its parts; wait_s is for other workers, exchange_s for the network.
-        step_bytes: mean bytes that one worker sends a minibatch.
-        efficiency: speed over N times that of one worker.
-        epoch_s: a pass over the data.
-        epoch_bytes: bytes that all workers send in an epoch.
-    """
-
-    rule: str
-    network: str
-    workers: int
-    period: int
-    step_s: float
+    rule: str  # its text
+    network: str  # its name
+    workers: int  # N
+    period: int  # minibatches of a block
+    step_s: float  # wall time of a minibatch, waiting and exchanging included
+    # compute_s, wait_s, exchange_s: its parts; wait_s is for other workers, exchange_s for the network
     compute_s: float
     wait_s: float
     exchange_s: float
-    step_bytes: float
-    efficiency: float
-    epoch_s: float
-    epoch_bytes: float
+    step_bytes: float  # mean bytes that one worker sends a minibatch
+    efficiency: float  # speed over N times that of one worker
+    epoch_s: float  # a pass over the data
+    epoch_bytes: float  # bytes that all workers send in an epoch
 
     @property
     def speed_up(self) -> float:

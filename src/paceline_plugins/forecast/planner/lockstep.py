@@ -31,17 +31,11 @@ FORGOTTEN = 16
 
 @dataclass(frozen=True)
 class BlockTime:
-    """Mean seconds of a block.
+    """Mean seconds of a block."""
 
-    Attributes:
-        compute_s: of one worker's minibatches.
-        wait_s: for the slowest worker.
-        exchange_s: exposed time of exchanges.
-    """
-
-    compute_s: float
-    wait_s: float
-    exchange_s: float
+    compute_s: float  # of one worker's minibatches
+    wait_s: float  # for the slowest worker
+    exchange_s: float  # exposed time of exchanges
 
     @property
     def total_s(self) -> float:

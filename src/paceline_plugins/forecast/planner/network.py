@@ -38,17 +38,11 @@ def _number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class NetworkLink:
-    """The link from one worker to another.
+    """The link from one worker to another."""
 
-    Attributes:
-        latency_s: seconds of a message without its bytes, one way.
-        bandwidth_bytes_s: bytes a second in each direction.
-        message_s: processor seconds a message, when many are sent at once.
-    """
-
-    latency_s: float = 0.0
-    bandwidth_bytes_s: float = math.inf
-    message_s: float = 0.0
+    latency_s: float = 0.0  # seconds of a message without its bytes, one way
+    bandwidth_bytes_s: float = math.inf  # bytes a second in each direction
+    message_s: float = 0.0  # processor seconds a message, when many are sent at once
 
     def __post_init__(self) -> None:
         for name, value in (("latency_s", self.latency_s), ("message_s", self.message_s)):
@@ -68,24 +62,15 @@ class NetworkLink:
 
 @dataclass(frozen=True)
 class Network:
-    """Hosts of `per_host` workers each, in racks of `per_rack` hosts each.
+    """Hosts of `per_host` workers each, in racks of `per_rack` hosts each."""
 
-    Attributes:
-        name: for messages.
-        across: a host's link to other hosts; of its rack, if there are racks.
-        within: the link between workers of a host; not used with one worker a host.
-        per_host: workers of a host.
-        between: a rack's link to other racks; not used without racks. Its latency is that from a host to one of another
-            rack.
-        per_rack: hosts of a rack; 0 where all hosts are at one switch.
-    """
-
-    name: str
-    across: NetworkLink
-    within: NetworkLink = NetworkLink()
-    per_host: int = 1
+    name: str  # for messages
+    across: NetworkLink  # a host's link to other hosts; of its rack, if there are racks
+    within: NetworkLink = NetworkLink()  # the link between workers of a host; not used with one worker a host
+    per_host: int = 1  # workers of a host
+    # a rack's link to other racks; not used without racks. Its latency is that from a host to one of another rack.
     between: NetworkLink = NetworkLink()
-    per_rack: int = 0
+    per_rack: int = 0  # hosts of a rack; 0 where all hosts are at one switch
 
     def __post_init__(self) -> None:
         for name, value, what, least in (

@@ -73,38 +73,23 @@ def effective_of(correlation: float, workers: int) -> float:
 
 @dataclass(frozen=True)
 class ObservedRun:
-    """A run from which others are forecast.
+    """A run from which others are forecast."""
 
-    Attributes:
-        workers: N; of an elastic run the most at any time.
-        minibatches: of all workers by the end of each block, rising, shape (blocks,).
-        progress: X by then, of the same shape.
-        correlation: c in that block, of the same shape.
-        loss: L_N.
-        alpha: of the power law.
-    """
-
-    workers: int
-    minibatches: Points
-    progress: Points
-    correlation: Points
-    loss: float
-    alpha: float
+    workers: int  # N; of an elastic run the most at any time
+    minibatches: Points  # of all workers by the end of each block, rising, shape (blocks,)
+    progress: Points  # X by then, of the same shape
+    correlation: Points  # c in that block, of the same shape
+    loss: float  # L_N
+    alpha: float  # of the power law
 
 
 @dataclass(frozen=True)
 class Quality:
-    """A forecast at equal samples.
+    """A forecast at equal samples."""
 
-    Attributes:
-        workers: k.
-        effective: the mean of E_k over the run, as far as the outer step uses it: k X_k over the minibatches.
-        loss: L_k.
-    """
-
-    workers: int
-    effective: float
-    loss: float
+    workers: int  # k
+    effective: float  # the mean of E_k over the run, as far as the outer step uses it: k X_k over the minibatches
+    loss: float  # L_k
 
 
 def fitted_alpha(minibatches: Points, progress: Points, losses: Points) -> float:

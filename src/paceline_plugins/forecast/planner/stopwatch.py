@@ -38,18 +38,12 @@ class StopwatchError(PacelineError, RuntimeError):
 
 @dataclass(frozen=True)
 class Timed:
-    """The result.
+    """The result."""
 
-    Attributes:
-        times_s: of the steps, in order.
-        shapes: of the trainable parameters.
-        moments: moments that the optimizer keeps of each parameter.
-        batches: minibatches of a pass over the data, where the script shares its loader through paceline; else None.
-    """
-
-    times_s: tuple[float, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    moments: int
+    times_s: tuple[float, ...]  # of the steps, in order
+    shapes: tuple[tuple[int, ...], ...]  # of the trainable parameters
+    moments: int  # moments that the optimizer keeps of each parameter
+    # minibatches of a pass over the data, where the script shares its loader through paceline; else None
     batches: int | None = None
 
 

@@ -29,15 +29,10 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LogNormal:
-    """The distribution of the time of one minibatch on one worker; without spread all are equal.
+    """The distribution of the time of one minibatch on one worker; without spread all are equal."""
 
-    Attributes:
-        mean_s: c, above 0.
-        variation: v, at least 0.
-    """
-
-    mean_s: float
-    variation: float = 0.0
+    mean_s: float  # c, above 0
+    variation: float = 0.0  # v, at least 0
 
     def __post_init__(self) -> None:
         if not 0 < self.mean_s < math.inf:

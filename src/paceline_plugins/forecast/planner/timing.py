@@ -62,19 +62,12 @@ PLANS = 256
 
 @dataclass(frozen=True)
 class Loads:
-    """The busiest links of one operation, in bytes a byte of X (scatter) or a byte that each worker sends (ring).
+    """The busiest links of one operation, in bytes a byte of X (scatter) or a byte that each worker sends (ring)."""
 
-    Attributes:
-        worker: of a worker's link within its host.
-        host: of a host's link, all of its workers together.
-        rack: of a rack's link, likewise.
-        members: workers of the largest group.
-    """
-
-    worker: float
-    host: float
-    rack: float
-    members: int
+    worker: float  # of a worker's link within its host
+    host: float  # of a host's link, all of its workers together
+    rack: float  # of a rack's link, likewise
+    members: int  # workers of the largest group
 
     def farthest(self, network: Network) -> NetworkLink:
         """The link of the longest hop."""
@@ -178,34 +171,21 @@ SUM, ALL_TO_ALL = "sum", "all_to_all"
 
 @dataclass(frozen=True)
 class OperationTime:
-    """The time of one operation on the wire, before it is cut into chunks.
+    """The time of one operation on the wire, before it is cut into chunks."""
 
-    Attributes:
-        latency_s: of each chunk.
-        bytes_s: for all chunks together.
-    """
-
-    latency_s: float
-    bytes_s: float
+    latency_s: float  # of each chunk
+    bytes_s: float  # for all chunks together
 
 
 @dataclass(frozen=True)
 class ExchangeTime:
-    """The time of one exchange, from the arrival of the last worker.
+    """The time of one exchange, from the arrival of the last worker."""
 
-    Attributes:
-        payload_s: of the payload.
-        header_s: of the header, which is under way at the same time.
-        footer_s: of the footer, after the payload; for gradients.
-        chunks: pieces of the payload.
-        sent_bytes: by one worker, the header included.
-    """
-
-    payload_s: float
-    header_s: float
-    footer_s: float
-    chunks: int
-    sent_bytes: float
+    payload_s: float  # of the payload
+    header_s: float  # of the header, which is under way at the same time
+    footer_s: float  # of the footer, after the payload; for gradients
+    chunks: int  # pieces of the payload
+    sent_bytes: float  # by one worker, the header included
 
     @property
     def total_s(self) -> float:

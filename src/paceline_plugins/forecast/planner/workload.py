@@ -17,27 +17,16 @@ BACKWARD = 2 / 3
 
 @dataclass(frozen=True)
 class Workload:
-    """One worker's work.
+    """One worker's work."""
 
-    Attributes:
-        steps: the time of a minibatch on one worker.
-        layout: trainable parameters.
-        buffers: 32-bit numbers of averaged buffers.
-        moments: moments of the local optimizer: 2 for Adam, 1 for SGD with momentum, 0 for plain SGD.
-        backward: share of a step during which gradients can be sent.
-        epoch: minibatches of one worker's size in a pass over the data.
-        pack_s: a worker's processor time for one exchange of the whole model: copies, outer step, checksum.
-        codec_s: its time to encode and decode the whole model once, under lossy codecs.
-    """
-
-    steps: LogNormal
-    layout: Layout
-    buffers: int = 0
-    moments: int = 0
-    backward: float = BACKWARD
-    epoch: float = 1000.0
-    pack_s: float = 0.0
-    codec_s: float = 0.0
+    steps: LogNormal  # the time of a minibatch on one worker
+    layout: Layout  # trainable parameters
+    buffers: int = 0  # 32-bit numbers of averaged buffers
+    moments: int = 0  # moments of the local optimizer: 2 for Adam, 1 for SGD with momentum, 0 for plain SGD
+    backward: float = BACKWARD  # share of a step during which gradients can be sent
+    epoch: float = 1000.0  # minibatches of one worker's size in a pass over the data
+    pack_s: float = 0.0  # a worker's processor time for one exchange of the whole model: copies, outer step, checksum
+    codec_s: float = 0.0  # its time to encode and decode the whole model once, under lossy codecs
 
     def __post_init__(self) -> None:
         if not self.layout.numel:

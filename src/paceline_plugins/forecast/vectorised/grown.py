@@ -26,32 +26,20 @@ from paceline_plugins.forecast.vectorised.vectorised_blocks import check_rule
 
 @dataclass(frozen=True)
 class Stage:
-    """Part of a training with one number of workers.
+    """Part of a training with one number of workers."""
 
-    Attributes:
-        workers: k.
-        minibatches: of all k workers.
-        effective: how many workers they were worth at the end of the stage.
-    """
-
-    workers: int
-    minibatches: int
-    effective: float
+    workers: int  # k
+    minibatches: int  # of all k workers
+    effective: float  # how many workers they were worth at the end of the stage
 
 
 @dataclass(frozen=True)
 class GrownResult:
-    """Result of a training with a growing number of workers.
+    """Result of a training with a growing number of workers."""
 
-    Attributes:
-        parameters: name -> the global model's parameter, in the model's shape and dtype.
-        stages: in order.
-        buffers: name -> the global model's buffer, likewise.
-    """
-
-    parameters: dict[str, Tensor]
-    stages: tuple[Stage, ...]
-    buffers: dict[str, Tensor] = field(default_factory=dict)
+    parameters: dict[str, Tensor]  # name -> the global model's parameter, in the model's shape and dtype
+    stages: tuple[Stage, ...]  # in order
+    buffers: dict[str, Tensor] = field(default_factory=dict)  # name -> the global model's buffer, likewise
 
     @property
     def steps(self) -> int:

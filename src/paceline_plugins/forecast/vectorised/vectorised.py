@@ -37,16 +37,11 @@ Batch = Tensor | Sequence[Tensor]
 
 @dataclass(frozen=True)
 class StackedResult:
-    """The result of a stacked simulation.
+    """The result of a stacked simulation."""
 
-    Attributes:
-        parameters: name -> the global model's parameter, in the model's shape and dtype.
-        losses: of every minibatch before its step, shape (steps, N).
-        buffers: name -> the global model's buffer, such as running statistics, likewise.
-    """
-
-    parameters: dict[str, Tensor]
-    losses: Tensor
+    parameters: dict[str, Tensor]  # name -> the global model's parameter, in the model's shape and dtype
+    losses: Tensor  # of every minibatch before its step, shape (steps, N)
+    # name -> the global model's buffer, such as running statistics, likewise
     buffers: dict[str, Tensor] = field(default_factory=dict)
 
 

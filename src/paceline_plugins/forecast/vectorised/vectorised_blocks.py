@@ -85,27 +85,17 @@ class _Part:
 
 @dataclass
 class _Exchange:
-    """The end of a block, until it is applied.
+    """The end of a block, until it is applied."""
 
-    Attributes:
-        c: its coefficients.
-        tau: minibatches of the block.
-        ahead: minibatches that the next start is ahead of the mean.
-        merged: parameter -> the mean displacement.
-        means: (parameter, moment) -> the mean of the moment.
-        buffers: the means of the buffers.
-        snapshots: parameter, or (parameter, moment) -> every worker's when the exchange began; with overlap.
-        made: minibatches since then.
-    """
-
-    c: Coefficients
-    tau: float
-    ahead: float
-    merged: dict[Tensor, Tensor]
-    means: dict[tuple[Tensor, str], Tensor]
-    buffers: list[Tensor]
+    c: Coefficients  # its coefficients
+    tau: float  # minibatches of the block
+    ahead: float  # minibatches that the next start is ahead of the mean
+    merged: dict[Tensor, Tensor]  # parameter -> the mean displacement
+    means: dict[tuple[Tensor, str], Tensor]  # (parameter, moment) -> the mean of the moment
+    buffers: list[Tensor]  # the means of the buffers
+    # parameter, or (parameter, moment) -> every worker's when the exchange began; with overlap
     snapshots: dict[Tensor | tuple[Tensor, str], Tensor] = field(default_factory=dict)
-    made: int = 0
+    made: int = 0  # minibatches since then
 
 
 class StackedBlocks:

@@ -61,12 +61,6 @@ class StackedModel:
         model: the user's; between passes it is as it was.
         loss_fn: `loss_fn(model, *batch)`, a minibatch's loss.
         number: N.
-
-    Attributes:
-        parameters: name -> every worker's, shape (N, ...).
-        buffers: name -> every worker's floating-point buffer, likewise.
-        of_worker_0: names of those that are not averaged: all take worker 0's.
-        counts: name -> an integer buffer.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Callable[..., Tensor], number: int) -> None:
@@ -76,10 +70,12 @@ class StackedModel:
         numbers = dict(averaged_buffers(model)) | others
         floating = {name: b for name, b in numbers.items() if b.is_floating_point()}
         counts = {name: b for name, b in numbers.items() if not b.is_floating_point()}
+        # name -> every worker's, shape (N, ...).
         self.parameters = {name: _rows(p, number).requires_grad_(True) for name, p in trained.items()}
+        # name -> every worker's floating-point buffer, likewise
         self.buffers = {name: _rows(b, number) for name, b in floating.items()}
-        self.of_worker_0 = others.keys() & floating.keys()
-        self.counts = {name: b.detach().clone() for name, b in counts.items()}
+        self.of_worker_0 = others.keys() & floating.keys()  # names of those that are not averaged: all take worker 0's
+        self.counts = {name: b.detach().clone() for name, b in counts.items()}  # name -> an integer buffer
         places = {id(t): k for k, t in enumerate([*trained.values(), *floating.values(), *counts.values()])}
         self._places: list[Place] = []
         self._others: list[tuple[str, dict[str, Any], str, int]] = []

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from paceline.cli.run.options import ProgramOptions
 from paceline.cli.run.program import Program, starter
 from paceline.errors import PacelineError
 from paceline.rules.recipes import rule_from_text
-from paceline_plugins.receipts import compare
 from paceline_plugins.receipts.audit import Findings, find
 from paceline_plugins.receipts.chain import Chain
 from paceline_plugins.receipts.observer import LINES, SEEDS, recomputable
@@ -28,17 +28,11 @@ from paceline_plugins.receipts.sealing import FOLDER
 
 @dataclass(frozen=True)
 class Again:
-    """What is made again.
+    """What is made again."""
 
-    Attributes:
-        block: number of the exchange.
-        program: the training program.
-        checkpoint: where the steps are; None for where the run says, "" to begin at the beginning.
-    """
-
-    block: int
-    program: Program
-    checkpoint: str | None
+    block: int  # number of the exchange
+    program: Program  # the training program
+    checkpoint: str | None  # where the steps are; None for where the run says, "" to begin at the beginning
 
 
 def make_again(asked: Again, recorded: list[Chain], findings: Findings) -> None:
@@ -122,14 +116,14 @@ def _recorded(line: dict[str, Any]) -> dict[str, Any]:
 def _compare(
     block: int, recorded: list[Chain], again: list[Chain], step: str | None, said: str, findings: Findings
 ) -> None:
-    numbers = [n for n in compare.compared(again) if n <= block]
+    numbers = [n for n in compared(again) if n <= block]
     begins = again[0].begins_at
     source = f"checkpoint {Path(step).name}" if step and begins else "the beginning"
     if again[0].models_begun != {k: recorded[0].models_at(begins).get(k) for k in again[0].models_begun}:
         _other_start(begins, source, findings)
         return
-    found = compare.first_difference(recorded, again, block)
-    doubts = compare.other_machine(recorded, again)
+    found = first_difference(recorded, again, block)
+    doubts = other_machine(recorded, again)
     if why := _why_not(recorded[0].start["settings"]["rule"], len(recorded)):
         doubts.insert(0, why)
     if found is None and block not in numbers:
@@ -158,3 +152,71 @@ def _other_start(begins: int, source: str, findings: Findings) -> None:
             "is another program or another call. Blocks after a checkpoint can be made again from there: attach(.., "
             "checkpoint=DIR), with run.resume() before the loop"
         )
+
+
+Lines = Mapping[int, Mapping[int, Mapping[str, Any]]]
+"""Worker -> exchange -> its line."""
+MACHINE = {
+    "cpu": "processor",
+    "capability": "vector instructions",
+    "arch": "architecture",
+    "threads": "number of threads",
+    "devices": "devices",
+    "torch": "version of torch",
+}
+"""What decides how floating-point sums are rounded."""
+
+
+def other_machine(recorded: Sequence[Chain], again: Sequence[Chain]) -> list[str]:
+    """In what the machines differ, in words; empty if bits must be the same."""
+    found = dict[str, None]()
+    there = again[0].start["machine"]
+    for one in recorded:
+        machine = one.start["machine"]
+        for key, what in MACHINE.items():
+            if machine.get(key) != there.get(key):
+                found[f"{what}: {machine.get(key)} then, {there.get(key)} here"] = None
+    return list(found)
+
+
+def first_difference(recorded: Sequence[Chain], again: Sequence[Chain], last: int) -> tuple[int, str] | None:
+    """(exchange, what differs there, in words) of the first exchange up to `last` that came out otherwise, or None."""
+    here = {one.rank: one.merges for one in again}
+    then = {one.rank: one.merges for one in recorded}
+    first = min(set().union(*then.values()), default=0)  # a chain may go on from another one
+    for n in sorted(n for n in set().union(*here.values()) if first <= n <= last):
+        why = _difference(n, then, here)
+        if why:
+            return n, why
+    return None
+
+
+def compared(again: Sequence[Chain]) -> list[int]:
+    """The exchanges that were made again."""
+    return sorted(set().union(*(one.merges for one in again)))
+
+
+def _difference(n: int, then: Lines, here: Lines) -> str:
+    pairs = {rank: (then.get(rank, {}).get(n), table[n]) for rank, table in here.items() if n in table}
+    missing = [rank for rank, (was, _) in pairs.items() if was is None]
+    if missing:
+        return f"worker {_listed(missing)} has no receipt of it"
+    for name, what in (
+        ("places", "trained on other samples than its receipt says"),
+        ("given", "brought something else than its samples give: its memory or its processor was faulty in that block"),
+    ):
+        odd = [rank for rank, (was, now) in pairs.items() if was is not None and was[name] != now[name]]
+        if odd:
+            return f"worker {_listed(odd)} {what}"
+    odd = [rank for rank, (was, now) in pairs.items() if was is not None and was["model"] != now["model"]]
+    if odd and len(odd) < len(pairs):
+        return f"worker {_listed(odd)} holds another model after it than the same contributions give"
+    if odd:
+        bare = not any(now["given"] for _, now in pairs.values())
+        cause = "a worker's gradients, the sum or the step" if bare else "the sum or the outer step"
+        return f"all workers hold another model after it than the same samples give: {cause} went wrong"
+    return ""
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))

@@ -35,23 +35,14 @@ _CHECKSUM_BYTES = 4
 
 @dataclass(frozen=True)
 class Invitation:
-    """What the line says.
+    """What the line says."""
 
-    Attributes:
-        host: of the relay.
-        port: of the relay.
-        fingerprint: of the job's authority, 16 bytes.
-        key: 16 bytes.
-        until_s: when it ends, seconds since 1970.
-        purpose: JOIN or LEAD.
-    """
-
-    host: str
-    port: int
-    fingerprint: bytes
-    key: bytes = field(default_factory=lambda: secrets.token_bytes(16), repr=False)
-    until_s: int = field(default_factory=lambda: int(time.time() + VALID_S))
-    purpose: int = JOIN
+    host: str  # of the relay
+    port: int  # of the relay
+    fingerprint: bytes  # of the job's authority, 16 bytes
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(16), repr=False)  # 16 bytes
+    until_s: int = field(default_factory=lambda: int(time.time() + VALID_S))  # when it ends, seconds since 1970
+    purpose: int = JOIN  # JOIN or LEAD
 
     @property
     def name(self) -> bytes:

@@ -47,9 +47,6 @@ class RelayMember:
         adopt: gets a connection from another member, on which TLS has not begun, and the other's address.
         timeout_s: seconds in which the relay must be reached at first.
 
-    Attributes:
-        site: this process's, as the relay sees it.
-
     Raises:
         Late: the relay cannot be reached.
         MismatchError: it refuses this process.
@@ -57,7 +54,7 @@ class RelayMember:
 
     def __init__(self, where: tuple[str, int], name: str, tls: TLS, adopt: Adopt, timeout_s: float) -> None:
         self.where, self.name, self._tls, self._adopt = where, name, tls, adopt
-        self.site = ""
+        self.site = ""  # this process's, as the relay sees it
         self._life = runtime.token_hex(8)
         self._context = tls.client()
         self._serials = itertools.count(1)

@@ -25,15 +25,12 @@ class RelayedPlace:
         tls: this process's certificate.
         adopt: gets the connections of members that called this one.
         timeout_s: seconds in which the relay must be reached.
-
-    Attributes:
-        address: of this process there.
     """
 
     def __init__(self, where: tuple[str, int], tls: TLS, adopt: Adopt, timeout_s: float) -> None:
         nonce, self._tls = runtime.token_hex(4), tls
         self._relay = RelayMember(where, member_name(tls.identity.id, nonce), tls, adopt, timeout_s)
-        self.address = address_of(nonce, self._relay.site)
+        self.address = address_of(nonce, self._relay.site)  # of this process there
         self._unreachable: set[tuple[str, int]] = set()
 
     def dial_control(self, peer: str, timeout_s: float) -> Channel:

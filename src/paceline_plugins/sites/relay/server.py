@@ -93,9 +93,6 @@ class RelayServer:
         tls: of the job: members show certificates of the same authority.
         registrar: makes certificates for hosts with an invitation; None: they are refused.
 
-    Attributes:
-        port: where it listens.
-
     Raises:
         UnsupportedError: it cannot listen there.
     """
@@ -110,7 +107,7 @@ class RelayServer:
         except OSError as error:
             raise UnsupportedError(f"a relay cannot listen at {address}, port {port}: {error}") from error
         self._sock.setblocking(False)
-        self.port: int = self._sock.getsockname()[1]
+        self.port: int = self._sock.getsockname()[1]  # where it listens
         self._members: dict[str, Member] = {}
         self._tickets: dict[bytes, Call] = {}
         self._streams = 0

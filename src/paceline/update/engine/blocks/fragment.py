@@ -47,20 +47,16 @@ from paceline.update.exchange.outliers import FAR, Guard, Norms, farthest
 
 
 class LocalOptimizers:
-    """The worker's optimizers of one fragment.
-
-    Attributes:
-        choices: of each optimizer "keep", "reset", "average" or "compensate".
-        counts: of each optimizer the steps at the start of the block, as the rule counts them.
-    """
+    """The worker's optimizers of one fragment."""
 
     def __init__(self, payload: Delta, owned: Owned, workers: int = 1) -> None:
         self._payload, self.owned = payload, owned
+        # of each optimizer "keep", "reset", "average" or "compensate"
         self.choices = [payload.resolve(optimizer) for optimizer, _ in owned]
         self._fitted = False
         self._handles: list[Any] = []
         self.fit(workers)
-        self.counts: list[float] = []
+        self.counts: list[float] = []  # of each optimizer the steps at the start of the block, as the rule counts them
         self.count()
 
     def __iter__(self) -> Iterator[tuple[int, str, Optimizer, list[Tensor]]]:
@@ -217,13 +213,9 @@ class FragmentState:
         for number, one in enumerate(self.parameters):
             one.mean_norm = value if number == 0 else 0.0
 
-    @property
-    def judged(self) -> list[OuterState]:
-        """All but those that all take from rank 0."""
-        return [state for state in self.all if not state.fragment.from_rank_0]
-
     def finite(self) -> bool:
-        return all_finite(state.fragment for state in self.judged)
+        """Whether all is, but for what all take from rank 0."""
+        return all_finite(state.fragment for state in self.all if not state.fragment.from_rank_0)
 
     def checksum(self) -> int:
         """Checksum of the last exchange's result, which is then reset."""
@@ -245,12 +237,6 @@ class BlockUpdate:
 
     Args:
         shards: the processes that hold this worker's parameters, of all fragments.
-
-    Attributes:
-        chunks: its outer state cut for the wire; empty before the first exchange.
-        in_flight: the pending exchange, if any.
-        left_out: whether this worker's part of the last exchange was not finite, or an outlier.
-        norms: the recently accepted norms; None without an outlier policy.
     """
 
     def __init__(
@@ -265,10 +251,10 @@ class BlockUpdate:
         self._number, self.state, self.exchanger = number, state, exchanger
         self.numbers, self.optimizers = state.numbers, state.optimizers
         self._shards, self._sharded, self._observers = shards, bool(shards), observers
-        self.chunks: list[OuterStateChunk] = []
-        self.in_flight: StartedExchange | None = None
-        self.left_out = False
-        self.norms: Norms | None = None
+        self.chunks: list[OuterStateChunk] = []  # its outer state cut for the wire; empty before the first exchange
+        self.in_flight: StartedExchange | None = None  # the pending exchange, if any
+        self.left_out = False  # whether this worker's part of the last exchange was not finite, or an outlier
+        self.norms: Norms | None = None  # the recently accepted norms; None without an outlier policy
         if guard is not None:
             self.norms = Norms(guard, lambda: farthest((one.anchor for one in state.parameters), FAR))
         self._measures = self.norms is not None or self.numbers.rule.follows_diversity
@@ -325,12 +311,12 @@ class BlockUpdate:
             if chunk.outer.device.type == "cpu":
                 exchanger.begin_early(self.chunks, chunk, factor, number)
 
+        mean_norm, usual = state.mean_norm, True
         if self._measures and header.minibatches:
             early = exchanger.sends_early and header.kind != NO_PAYLOAD
-            norm, finite = measure(state.judged, self.chunks, packed if early else None)
+            norm, finite = measure(state.all, self.chunks, packed if early else None)
         else:
             norm, finite = 0.0, state.finite()
-        mean_norm, usual = state.mean_norm, True
         if self._sharded:
             norm, mean_norm, finite = self._shards.together(norm, mean_norm, finite)
         if norm and self.norms is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paceline.communication.calls import advice
+from paceline.communication.calls import BLOCK, advice
 from paceline.core.flat import Fragment, Shards, reshard
 from paceline.core.optimizer_state import Owned
 from paceline.errors import ElsewhereError, UnsupportedError
@@ -29,32 +29,22 @@ from paceline.update.exchange.exchanger import (
     ExchangeHeader,
     Exchanger,
     ExchangeSummary,
-    block_kind,
     combine,
 )
 
 
 @dataclass
 class FragmentSchedule:
-    """Position in the sequence of exchanges.
+    """Position in the sequence of exchanges."""
 
-    Attributes:
-        since: of each fragment, minibatches since its last exchange began.
-        made: fragment -> minibatches since its exchange began, of those in flight.
-        begun: exchanges begun so far, by any worker.
-        steps: minibatches since the first block began.
-        at: the steps after which the last exchanges began, one for each fragment.
-        shift: minibatches by which changes of the period have moved the schedule.
-        requests: the steps after which workers gather tuning requests.
-    """
-
-    since: list[int]
+    since: list[int]  # of each fragment, minibatches since its last exchange began
+    # fragment -> minibatches since its exchange began, of those in flight
     made: dict[int, int] = field(default_factory=dict)
-    begun: int = 0
-    steps: int = 0
-    at: list[int] = field(default_factory=list)
-    shift: int = 0
-    requests: list[int] = field(default_factory=list)
+    begun: int = 0  # exchanges begun so far, by any worker
+    steps: int = 0  # minibatches since the first block began
+    at: list[int] = field(default_factory=list)  # the steps after which the last exchanges began, one for each fragment
+    shift: int = 0  # minibatches by which changes of the period have moved the schedule
+    requests: list[int] = field(default_factory=list)  # the steps after which workers gather tuning requests
     _end: int | None = field(default=None, compare=False)
 
     def stepped(self) -> None:
@@ -142,10 +132,6 @@ class FragmentedModel:
 
     Args:
         run: the context that the parts of the run share; the buffers of its model belong to the first fragment.
-
-    Attributes:
-        entered: of each fragment, this worker's minibatches up to the end of its last block, whose exchange may be in
-            flight.
     """
 
     def __init__(self, rule: Rule, exchanger: Exchanger, run: RunContext, workers: int) -> None:
@@ -161,6 +147,7 @@ class FragmentedModel:
             state = FragmentState(model, optimizers, numbers, device, lambda: exchanger.transport.world)
             self.updates.append(BlockUpdate(number, state, exchanger, run.settings.guard, shards, run.observers))
         self.schedule = FragmentSchedule([0] * len(self.updates))
+        # of each fragment, this worker's minibatches up to the end of its last block, whose exchange may be in flight
         self.entered = [0] * len(self.updates)
         self._landed: set[int] = set()
 
@@ -223,8 +210,9 @@ class FragmentedModel:
         minibatches = 0 if idle else made
         self.entered[fragment] = total
         overlapped = self._rule_schedule.overlap > 0 and not (leaving or waits)
-        kind, brings = block_kind(fragment), minibatches > 0
-        header = ExchangeHeader(0, kind, brings, leaving, minibatches=minibatches, total=total, merges=waits)
+        header = ExchangeHeader(
+            0, BLOCK + fragment, minibatches > 0, leaving, True, minibatches, total=total, merges=waits
+        )
         update.begin(header, overlapped)
         if overlapped:
             self.schedule.made[fragment] = 0
@@ -388,8 +376,8 @@ class BlockExchanges:
 
     def _note(self, summary: ExchangeSummary, fragment: int) -> ExchangeSummary:
         self._look_for_merges(summary)
-        effective = self.blocks.updates[fragment].numbers.diversity.effective
         timing, block = self._exchanger.timing, self.blocks.block
+        effective = self.blocks.updates[fragment].numbers.diversity.effective
         self._run.monitor.end(timing, summary, block=block, warmup=False, effective=effective)
         return summary
 

@@ -65,16 +65,11 @@ class Diversity:
 
     The norm of a mean is known when it has been applied, and workers of other machines may round it otherwise. So the
     header of the next exchange tells it, and all take what one worker found.
-
-    Attributes:
-        smoothed: A of the last block but one; None before the second exchange.
-        mean_of_norms: of the last exchange.
-        workers: that brought something to it.
     """
 
-    smoothed: float | None = None
-    mean_of_norms: float = 0.0
-    workers: int = 0
+    smoothed: float | None = None  # A of the last block but one; None before the second exchange
+    mean_of_norms: float = 0.0  # of the last exchange
+    workers: int = 0  # that brought something to it
 
     @property
     def effective(self) -> float | None:
@@ -100,40 +95,26 @@ class Diversity:
 
 @dataclass(frozen=True)
 class BlockEnd:
-    """The coefficients and counts at the end of a block, the same on every worker.
-
-    Attributes:
-        rho: equivalent minibatches that the outer step has accumulated.
-        ahead: kv, minibatches that the next start is ahead of the mean of the local models.
-        diversity: of the workers' displacements, with what the headers of this exchange tell.
-        summary: the headers.
-    """
+    """The coefficients and counts at the end of a block, the same on every worker."""
 
     coefficients: Coefficients
-    rho: float
-    ahead: float
-    diversity: Diversity
-    summary: ExchangeSummary
+    rho: float  # equivalent minibatches that the outer step has accumulated
+    ahead: float  # kv, minibatches that the next start is ahead of the mean of the local models
+    diversity: Diversity  # of the workers' displacements, with what the headers of this exchange tell
+    summary: ExchangeSummary  # the headers
 
 
 class BlockNumbers:
-    """The count of a fragment's blocks, and the numbers of the present one.
-
-    Attributes:
-        block: blocks that have been exchanged.
-        rho: equivalent minibatches that the outer step has accumulated.
-        ahead: look-ahead momentum of the block's start.
-        minibatches: of this worker's contribution to the present exchange.
-        diversity: of the workers' displacements, up to the last block but one.
-        mixes_at_once: whether the rule's mixing applies to exchanges without overlap.
-    """
+    """The count of a fragment's blocks, and the numbers of the present one."""
 
     def __init__(self, rule: Rule, workers: int) -> None:
         self.rule, self.workers = rule, workers
+        # whether the rule's mixing applies to exchanges without overlap
         self.mixes_at_once = rule.payload.mixing is not None and not rule.schedule.overlap
+        # blocks that were exchanged; equivalent minibatches in the outer step; look-ahead momentum of the block's start
         self.block, self.rho, self.ahead = 0, 0.0, 0.0
-        self.diversity = Diversity()
-        self.minibatches = 0
+        self.diversity = Diversity()  # of the workers' displacements, up to the last block but one
+        self.minibatches = 0  # of this worker's contribution to the present exchange
         self._frozen: Coefficients | None = None
         self._end: BlockEnd | None = None
 
@@ -308,10 +289,6 @@ class ParameterState(OuterState):
         numbers: of the present block; `origin` needs its look-ahead. Their rule gives the outer step and alpha, the
             share of the local parameters that stays when an exchange lands; without one the progress made meanwhile is
             kept.
-
-    Attributes:
-        mean_norms: where a range begins -> the norms of the mean that was applied to it; None where not taken.
-        mean_norm: of all ranges, when `sum_mean_norms` was called last.
     """
 
     lossless = False
@@ -332,8 +309,9 @@ class ParameterState(OuterState):
         self._parts: dict[tuple[int, int], tuple[Tensor, dict[str, Tensor]]] = {}
         if EMA in self.tensors:  # before the first block the average is the model itself
             self.tensors[EMA].copy_(self.anchor)
+        # where a range begins -> the norms of the mean that was applied to it; None where not taken
         self.mean_norms: dict[int, list[Tensor]] | None = None
-        self.mean_norm = 0.0
+        self.mean_norm = 0.0  # of all ranges, when `sum_mean_norms` was called last
 
     def _part(self, begin: int, end: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The anchor and the outer step's tensors in [begin, end); cached, since blocks return at every exchange."""
@@ -452,18 +430,20 @@ class ParameterState(OuterState):
 def measure(
     states: Iterable[OuterState], chunks: Sequence[OuterStateChunk], packed: Packed | None = None
 ) -> tuple[float, bool]:
-    """The norm of these states' joint contribution, and whether all of it is finite. The same pass packs the chunks
-    whose wire memory no earlier chunk needs, and calls `packed` with each."""
+    """The norm of these states' joint contribution, without what all take from rank 0, and whether all of it is finite.
+    The same pass packs the chunks whose wire memory no earlier chunk needs, and calls `packed` with each."""
     first = {chunk.space(chunk.begin, chunk.end).data_ptr(): chunk for chunk in reversed(chunks)}
     for chunk in chunks:
         chunk.packed = False  # an exchange that failed may have left it
     square, unsure = 0.0, []
     for state in states:
+        if state.fragment.from_rank_0:
+            continue
         norm = state.norm([chunk for chunk in first.values() if chunk.outer is state], packed)
         if norm is None or not math.isfinite(norm):
             unsure.append(state.fragment)  # large finite numbers may overflow the norm
         square += min(norm, LARGEST) ** 2 if norm is not None and norm == norm else 0.0
-    finite = all_finite(unsure)
+    finite = not unsure or all_finite(unsure)
     return math.sqrt(square) if finite else 0.0, finite
 
 
@@ -674,9 +654,6 @@ class OuterStateChunk:
     Args:
         wire: memory for it, shape (at least end - begin,), on the outer state's device.
         numbers: of the block, read when the chunk is packed and when it lands; None for buffers without one.
-
-    Attributes:
-        packed: whether the wire memory holds the contribution already, for the next `fill` only.
     """
 
     def __init__(self, outer: OuterState, begin: int, end: int, wire: Tensor, numbers: BlockNumbers | None) -> None:
@@ -685,7 +662,7 @@ class OuterStateChunk:
         self.lossless = outer.lossless
         self.from_rank_0 = outer.fragment.from_rank_0
         self.state: State = {}
-        self.packed = False
+        self.packed = False  # whether the wire memory holds the contribution already, for the next `fill` only
         self._wire, self._numbers = wire[: end - begin], numbers
 
     def space(self, low: int, high: int) -> Tensor:

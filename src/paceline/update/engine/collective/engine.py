@@ -29,7 +29,7 @@ from paceline.core.flat import Fragment, Shards
 from paceline.core.optimizer_state import Owned, restore_beta1
 from paceline.core.state_tree import build, flatten
 from paceline.core.world import World
-from paceline.data.ledger.leases import Leases
+from paceline.data.ledger.epoch_ledger import Leases
 from paceline.data.sharing.place import INSIDE, LEFT, Place, pack
 from paceline.errors import MismatchError
 from paceline.rules.codec import Dense
@@ -151,15 +151,9 @@ class Engine:
     """The steps of a run of several workers; an :class:`paceline.update.engine.protocol.EngineProtocol`.
 
     A choice of the rule during the run changes what it exchanges.
-
-    Attributes:
-        blocks: all fragments of the model, if the rule has blocks and there are several workers.
-        host: the connection among the processes of this host, if they are one worker and any host has several.
-        fragments: the trained parameters and numeric buffers.
-        missed: steps of the other workers in the passes so far that this one did not make, under a block rule.
     """
 
-    blocks: FragmentedModel | None
+    blocks: FragmentedModel | None  # all fragments of the model, if the rule has blocks and there are several workers
     block_exchanges: BlockExchanges | None
     leases: Leases | None = None  # every worker computes all workers' parts of the data
     keeps_steps = True
@@ -170,6 +164,7 @@ class Engine:
         self.fragments = begin_together(transport, rule, run.model, run.owned, _what_all_share(run))
         self.rule, self._departures = rule, Departures(lambda: run.loaders.made)
         self.exchanger = self._connect(rule)
+        # the connection among the processes of this host, if they are one worker and any host has several
         self.host = _within_host(run) if rule.settings.within else None
         blocks = None if run.tuner.measured.probing else blocks_of(run, rule, self.exchanger)
         if blocks is not None and blocks.moment_states:  # of before attach: rank 0's on all workers
@@ -178,6 +173,7 @@ class Engine:
         self.gradient_exchanges = GradientExchanges(run, within_host=self.host is not None)
         self._exchange_blocks(blocks)
         self.handover = Handover(run, self.gradient_exchanges)
+        # steps of the other workers in the passes so far that this one did not make, under a block rule
         self.missed = 0
         self._told = False  # whether the user knows of skipped minibatches
         if self.progress.lockstep:

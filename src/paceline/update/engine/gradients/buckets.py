@@ -301,14 +301,7 @@ class GradientChunk:
 
 
 class GradientBuckets:
-    """A bucket for each dtype and device, cut into chunks, and the buffers that are exchanged with them.
-
-    Attributes:
-        order: the parameters' numbers in the order of the layout; empty before `build`.
-        chunks: in the order in which their last gradients become ready.
-        chunks_of: of each parameter, the numbers of the chunks that hold its gradient.
-        place: of each parameter, its bucket and its number there.
-    """
+    """A bucket for each dtype and device, cut into chunks, and the buffers that are exchanged with them."""
 
     def __init__(
         self,
@@ -324,12 +317,12 @@ class GradientBuckets:
         self.clear()
 
     def clear(self) -> None:
-        self.order: list[int] = []
+        self.order: list[int] = []  # the parameters' numbers in the order of the layout; empty before `build`
         self.buckets: list[GradientBucket] = []
-        self.chunks: list[GradientChunk] = []
+        self.chunks: list[GradientChunk] = []  # in the order in which their last gradients become ready
         self.buffer_chunks: list[OuterStateChunk] = []
-        self.place: list[tuple[int, int]] = []
-        self.chunks_of: list[list[int]] = []
+        self.place: list[tuple[int, int]] = []  # of each parameter, its bucket and its number there
+        self.chunks_of: list[list[int]] = []  # of each parameter, the numbers of the chunks that hold its gradient
 
     def build(self, order: Sequence[int]) -> None:
         """Lay out the parameters in this order of their numbers."""

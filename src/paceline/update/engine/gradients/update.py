@@ -65,30 +65,18 @@ SKIPPED = (
 
 @dataclass(frozen=True)
 class Footer:
-    """A worker's footer, sent after all of its gradients.
+    """A worker's footer, sent after all of its gradients."""
 
-    Attributes:
-        finite: whether they were free of inf and nan.
-        stale: whether one changed after it had been sent.
-        presence: checksum of which parameters have a gradient.
-        passes: backward passes since the last step.
-        checksum: of the parameters, 0 where not taken.
-        usual: whether the norm is no outlier.
-        norm: of the gradients, with the precision of 32 bits; 0 where not judged.
-        overflowed: whether they were not finite and every worker's GradScaler must skip the step.
-        buffers: whether the worker's buffers were sent with the weight of its header.
-        rate: sum of the learning rates of the optimizer's groups, with the precision of 32 bits; 0 if unknown.
-    """
-
-    finite: bool = True
-    stale: bool = False
-    presence: int = 0
-    passes: int = 0
-    checksum: int = 0
-    usual: bool = True
-    norm: float = 0.0
-    overflowed: bool = False
-    buffers: bool = True
+    finite: bool = True  # whether they were free of inf and nan
+    stale: bool = False  # whether one changed after it had been sent
+    presence: int = 0  # checksum of which parameters have a gradient
+    passes: int = 0  # backward passes since the last step
+    checksum: int = 0  # of the parameters, 0 where not taken
+    usual: bool = True  # whether the norm is no outlier
+    norm: float = 0.0  # of the gradients, with the precision of 32 bits; 0 where not judged
+    overflowed: bool = False  # whether they were not finite and every worker's GradScaler must skip the step
+    buffers: bool = True  # whether the worker's buffers were sent with the weight of its header
+    # sum of the learning rates of the optimizer's groups, with the precision of 32 bits; 0 if unknown
     rate: float = 0.0
 
     @property
@@ -157,46 +145,39 @@ class GradientUpdate:
     """The gradient exchanges of one optimizer.
 
     The model's buffers are exchanged along with the gradients of the last optimizer.
-
-    Attributes:
-        named: the optimizer's parameters that have elements.
-        buckets: their gradients, laid out for the wire.
-        usual: numbers of the parameters that get a gradient in the last pass before a step.
-        expected_passes: backward passes before a step.
-        norms: the recently accepted norms; None without an outlier policy.
-        landed: whether the present gradients are the workers' mean.
-        problem: why they are not, if no worker's gradients could be used.
     """
 
     def __init__(self, run: RunContext, exchanges: GradientExchanges, exchanger: Exchanger, number: int) -> None:
         rule, (optimizer, named) = run.rule, run.owned[number]
         self._run, self._all, self._exchanger, self._optimizer = run, exchanges, exchanger, optimizer
         self.number, self._kind = number, gradients_kind(number)
+        # the optimizer's parameters that have elements
         self.named = [(name, p) for name, p in named if local(p).numel()]
         self.codec, self._moments_after = rule.gradient_codec, rule.payload.moments_after
         self._moments = FirstMomentReader(optimizer) if self._moments_after is not None else None
         self.scaling = Scaling(run.settings.scaler)
         last = number == len(run.owned) - 1
         self._buffers = buffer_states(run.model, None, lambda: exchanger.transport.world) if last else []
-        self.norms: Norms | None = None
+        self.norms: Norms | None = None  # the recently accepted norms; None without an outlier policy
         if (guard := run.settings.guard) is not None and guard.gradients:
             parameters = [local(p) for _, p in self.named]
             self.norms = Norms(guard, lambda: farthest(parameters, FAR_GRADIENT))
+        # their gradients, laid out for the wire
         self.buckets = GradientBuckets(
             self.named, self._buffers, self.codec, rule.common.chunks, exchanger.transport, self.norms is not None
         )
         self._waits: list[set[int]] = []  # of each chunk, the parameters whose gradients are missing
-        self.usual: set[int] = set()
-        self.expected_passes = 1
+        self.usual: set[int] = set()  # numbers of the parameters that get a gradient in the last pass before a step
+        self.expected_passes = 1  # backward passes before a step
         self.exchanges = 0
         self._step = 0  # the step of this exchange, from 0; a step may take several exchanges
         self._pending_header: PendingHeader | None = None
         self._running: list[tuple[Chunk, Running]] = []
         self._sends = False  # whether chunks are sent in the present pass
         self._stale = False  # whether a gradient changed after it had been sent
-        self.landed = False
+        self.landed = False  # whether the present gradients are the workers' mean
         self._present = 0  # number of gradients at the last exchange
-        self.problem: NonFiniteError | None = None
+        self.problem: NonFiniteError | None = None  # why they are not, if no worker's gradients could be used
         self._pass: int | None = None
         self._passes = 0  # backward passes since the last step
         self._seen: list[int] = []  # numbers of the parameters, in the order of the present or last pass
