@@ -25,7 +25,7 @@ WITH_EXAMPLES = sorted(
 )
 FACE: dict[str, Any] = {
     **{name: getattr(paceline, name) for name in ("attach", "attach_arrays", "simulate", "rule_from_text")},
-    **{name: getattr(paceline, name) for name in ("Rule", "Clock", "Guard", "Run")},
+    **{name: getattr(paceline, name) for name in ("Rule", "Clock", "Guard")},
     **{name: getattr(paceline.rules.recipes, name) for name in ("bmuf", "sync", "ssp")},
     **{name: getattr(paceline.data, name) for name in ("ShardStream", "BucketBatches", "text_lines", "json_lines")},
     **{name: getattr(paceline_plugins.data, name) for name in ("Files", "Cache", "ParquetDataset")},

@@ -85,12 +85,10 @@ def extension(group: str, name: str) -> Any:
     """
     from importlib.metadata import entry_points  # takes 20 ms
 
-    entries = sorted(
-        entry_points(group=group, name=name), key=lambda one: one.dist is None or one.dist.name != "paceline"
-    )
-    if not entries:
+    found = sorted(entry_points(group=group, name=name), key=lambda e: e.dist is None or e.dist.name != "paceline")
+    if not found:
         raise UnsupportedError(
             f"no installed package has {name!r} for {group}: install paceline again, with its plugins "
             "(pip install paceline)"
         )
-    return entries[0].load()
+    return found[0].load()

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import paceline
-from paceline.run import mistakes
+from paceline.run import hooks
 from tests.helpers import make_data, make_net, sgd, simulate
 
 Batches = Iterable[Any]
@@ -35,11 +35,11 @@ def said_of(program: Callable[[], None], workers: int = 2) -> list[str]:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    mistakes.logger.addHandler(handler)
+    hooks.logger.addHandler(handler)
     try:
         simulate(program, workers)
     finally:
-        mistakes.logger.removeHandler(handler)
+        hooks.logger.removeHandler(handler)
     return said
 
 

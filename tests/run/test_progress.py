@@ -13,7 +13,7 @@ import torch
 
 import paceline
 from paceline.observe.reports.live import Live
-from paceline.run import progress
+from paceline.run import run as module
 
 
 def attached(**settings: Any) -> paceline.Run:
@@ -22,7 +22,7 @@ def attached(**settings: Any) -> paceline.Run:
 
 
 def test_a_loop_tells_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(module, "EVERY_S", 0.0)
     with attached(log=tmp_path) as run:
         assert list(run.progress(range(3))) == [0, 1, 2]
         assert list(run.progress(iter("ab"), total=2)) == ["a", "b"]

@@ -135,6 +135,7 @@ class Fragment:
         self.dtype = _WIRE_DTYPES[first.dtype] if first.dtype.is_complex else first.dtype
         self.outer_dtype = outer_dtype(first.dtype)
         self.device = first.device
+        self.block_elements = BLOCK_ELEMENTS_CPU if self.device.type == "cpu" else BLOCK_ELEMENTS_DEVICE
         self.slots: list[TensorSlot] = []
         self.numel = 0
         self._look()
@@ -165,11 +166,6 @@ class Fragment:
                 f"{self.names[0]} has moved from {self.device} to {self._views[0].device} since attach; "
                 "move the model first, then attach"
             )
-
-    @property
-    def block_elements(self) -> int:
-        """Elements that outer arithmetic handles at a time."""
-        return BLOCK_ELEMENTS_CPU if self.device.type == "cpu" else BLOCK_ELEMENTS_DEVICE
 
     def zeros(self, device: torch.device | None = None) -> Tensor:
         """Outer state: zeros of shape (numel,), pinned if the model is on CUDA and the state on the host."""

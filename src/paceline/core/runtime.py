@@ -133,45 +133,35 @@ def _await_threads() -> None:
 
 def current_thread() -> threading.Thread:
     """`threading.current_thread`."""
-    if _here.machine is None:
-        return threading.current_thread()
-    thread: threading.Thread = _here.machine.current_thread()
-    return thread
+    return threading.current_thread() if _here.machine is None else _here.machine.current_thread()
 
 
 def Lock() -> threading.Lock:
     """`threading.Lock`."""
-    made: threading.Lock = threading.Lock() if _here.machine is None else _here.machine.lock()
-    return made
+    return threading.Lock() if _here.machine is None else _here.machine.lock()
 
 
 def RLock() -> threading.RLock:
     """`threading.RLock`."""
-    made: threading.RLock = threading.RLock() if _here.machine is None else _here.machine.rlock()
-    return made
+    return threading.RLock() if _here.machine is None else _here.machine.rlock()
 
 
 def Condition(lock: Any = None) -> threading.Condition:
     """`threading.Condition`."""
-    made: threading.Condition = (
-        threading.Condition(lock) if _here.machine is None else _here.machine.condition(lock or _here.machine.rlock())
-    )
-    return made
+    here = _here.machine
+    return threading.Condition(lock) if here is None else here.condition(lock or here.rlock())
 
 
 def Event() -> threading.Event:
     """`threading.Event`."""
-    made: threading.Event = threading.Event() if _here.machine is None else _here.machine.event()
-    return made
+    return threading.Event() if _here.machine is None else _here.machine.event()
 
 
 def SimpleQueue() -> queue.SimpleQueue[Any]:
     """`queue.SimpleQueue`."""
-    made: queue.SimpleQueue[Any] = queue.SimpleQueue() if _here.machine is None else _here.machine.queue()
-    return made
+    return queue.SimpleQueue() if _here.machine is None else _here.machine.queue()
 
 
 def disk() -> LocalDisk:
     """The disk of this process, or of its simulated machine."""
-    own: LocalDisk = LOCAL_DISK if _here.machine is None else _here.machine.disk
-    return own
+    return LOCAL_DISK if _here.machine is None else _here.machine.disk

@@ -1,23 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a run in order, each part from those before it, resumes it, and closes it."""
+"""Builds a run in order, each part from those before it, resumes it, and closes it; and the state of one worker:
+captured for a checkpoint, and restored from its own, from one of another number of workers, or, in an elastic run, from
+what a live worker sent to this one, which joins."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline import checkpoint, flow
-from paceline.checkpoint import AutoCheckpointer, CheckpointFinder, FoundCheckpoint, new_run, reshard
-from paceline.checkpoint.auto_checkpointer import CheckpointSource
+from paceline.checkpoint import (
+    AutoCheckpointer,
+    CheckpointFinder,
+    ExchangePosition,
+    FoundCheckpoint,
+    all_well,
+    new_run,
+    reshard,
+)
+from paceline.checkpoint.auto_checkpointer import CheckpointSource, Kept
+from paceline.checkpoint.files import Read, complete, without
 from paceline.checkpoint.reshard import OldCheckpoint
 from paceline.communication import SoloTransport, Transport, connect
-from paceline.core.flat import Modules, buffer_elements
+from paceline.core import rng
+from paceline.core.flat import Modules, buffer_elements, module_list
 from paceline.core.optimizer_state import Owned
 from paceline.data.sharing.loader_registry import LoaderRegistry
 from paceline.errors import CheckpointError, UnsupportedError
@@ -26,21 +41,317 @@ from paceline.observe.event_log import EventLog
 from paceline.observe.sinks.dispatcher import Dispatcher
 from paceline.rules.rule import Rule
 from paceline.run import validation
-from paceline.run.hooks import StepHooks
-from paceline.run.mistakes import Mistakes
-from paceline.run.state import RunState
+from paceline.run.hooks import Mistakes, StepHooks
 from paceline.tuning.period_controller import PeriodController, period_controller_for
 from paceline.tuning.request_files import RequestFiles
 from paceline.tuning.rule_chooser import rule_chooser_for
 from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import MeasuredChoices, Tuner
 from paceline.update import server
+from paceline.update.engine import global_model
 from paceline.update.engine.agreement import frozen_keys
+from paceline.update.engine.blocks.model import FragmentedModel
 from paceline.update.engine.collective.engine import Engine
 from paceline.update.engine.context import RunContext
-from paceline.update.engine.protocol import EngineProtocol
+from paceline.update.engine.protocol import EngineProtocol, GlobalModel
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Monitor, TrainingProgress
+
+
+class RunState:
+    """The state of one worker; `membership` is that of an elastic run, and `engine` is None with one worker.
+
+    Attributes:
+        included: objects that `run.include` named.
+        pending: states that live workers sent for objects which `run.include` has not named yet.
+        before_capture: called before the state is read.
+        first_keys: name -> key of each large tensor that no exchange changes, when the training began: while it is the
+            same, the steps name the tensor; None where no steps are taken.
+    """
+
+    def __init__(
+        self, context: RunContext, membership: flow.ElasticMembership | None, engine: EngineProtocol | None, rule: Rule
+    ) -> None:
+        self._context, self._membership, self.engine = context, membership, engine
+        self.included: dict[str, Any] = {}
+        self.pending: dict[str, Any] = {}
+        self.before_capture: Callable[[], None] = lambda: None
+        self.rule_text = rule.text()  # as attached; the state holds later tuning
+        self.first_keys: dict[str, str] | None = None
+
+    def include(self, objects: dict[str, Any]) -> None:
+        """Add objects with a `state_dict` and a `load_state_dict`; refuse others."""
+        for name, thing in objects.items():
+            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+                kind = type(thing).__name__
+                raise UnsupportedError(f"{name} is a {kind}, which has no state_dict and load_state_dict")
+            self.included[name] = thing
+            if name in self.pending:
+                thing.load_state_dict(self.pending.pop(name))
+
+    @property
+    def blocks(self) -> FragmentedModel | None:
+        """The engine's blocks, if it exchanges blocks."""
+        return getattr(self.engine, "blocks", None)
+
+    @property
+    def global_model(self) -> GlobalModel | None:
+        """Gives the global model; None if the user's model holds it."""
+        return self.engine.global_model if self.engine is not None else None
+
+    def global_tensors(self) -> dict[str, Tensor]:
+        """Name -> parameter or buffer of the global model, if the user's model differs from it; copies."""
+        return self.global_model.global_tensors() if self.global_model is not None else {}
+
+    def global_state(self) -> dict[str, Tensor]:
+        """The global model as a state dictionary of the unwrapped model; copies."""
+        return global_model.global_state(self._context.model, self.global_tensors())
+
+    def global_parts(self) -> dict[str, Tensor]:
+        """The same; what the user's model holds is not copied."""
+        return global_model.global_parts(self._context.model, self.global_tensors())
+
+    # -- frozen tensors ---------------------------------------------------------------------------
+
+    def frozen_keys(self) -> dict[str, str]:
+        """Name -> present key of each large tensor that no exchange changes."""
+        return frozen_keys(self._context.model, self._context.owned)
+
+    def watch_frozen(self) -> None:
+        """The training begins: from now on steps name the large tensors that stay as they are."""
+        self.first_keys = self.frozen_keys()
+
+    def _naming(self, keys: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+        """This worker's state without these frozen tensors, which it names; and the names that it lacks."""
+        state = self.capture()
+        state["model"], tied = without(state["model"], keys)
+        keys = {name: one for name, one in keys.items() if name not in tied}
+        state |= {name: some for name, some in (("frozen", keys), ("tied", tied)) if some}
+        return state, keys | {name: keys[first] for name, first in tied.items() if first in keys}
+
+    # -- capture ----------------------------------------------------------------------------------
+
+    def exchange_position(self) -> ExchangePosition:
+        """Position in the exchanges; a single worker counts those that it would have made."""
+        position = self.engine.exchange_position if self.engine is not None else None
+        if position is None:
+            return ExchangePosition(self._context.progress.exchanges)
+        return replace(position, awaited=position.awaited or self._context.loaders.others_wait)
+
+    def about(self) -> dict[str, Any]:
+        """The manifest's fields besides checksums."""
+        steps = self._context.progress.steps if self._membership is None else self._membership.applied
+        blocks = self.engine.exchanged if self.engine is not None else 0
+        kinds = [type(optimizer).__name__ for optimizer, _ in self._context.owned]
+        return {"rule": self.rule_text, "minibatches": steps, "blocks": blocks, "optimizers": kinds}
+
+    def kept(self) -> Kept:
+        """The state and the global model for a step, without copies."""
+        first = self.first_keys
+        keys = {name: one for name, one in self.frozen_keys().items() if first.get(name) == one} if first else {}
+        state, left = self._naming(keys)
+        model = self.global_parts()
+        held = {one: (name, model[name]) for name, one in state.get("frozen", {}).items()}
+        return Kept(state, {name: tensor for name, tensor in model.items() if name not in left}, held)
+
+    def saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The state and the global model for a checkpoint by itself, whose global model has what all workers share.
+
+        Every worker calls it at the same place; nothing is copied.
+        """
+        keys = self.frozen_keys()
+        told = self._context.transport.gather_json(keys) if keys else []
+        state, _ = self._naming({n: one for n, one in keys.items() if all(other.get(n) == one for other in told)})
+        return state, self.global_parts()
+
+    def given(self, keys: dict[str, str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The state and the global model for joining workers that hold the tensors of these keys; no copies."""
+        state, left = self._naming(keys)
+        del state["model"]  # they take the global one
+        left |= state.get("tied", {})
+        return state, {name: tensor for name, tensor in self.global_parts().items() if name not in left}
+
+    def capture(self) -> dict[str, Any]:
+        """This worker's state, without copies."""
+        self.before_capture()
+        context = self._context
+        return {
+            "model": global_model.plain_state(context.model),
+            "optimizers": [optimizer.state_dict() for optimizer, _ in context.owned],
+            "included": {name: thing.state_dict() for name, thing in self.included.items()},
+            "exchange": self.engine.state() if self.engine is not None else {},
+            "tuning": context.tuner.state(),
+            "flow": [context.progress.steps, context.progress.warm],
+            "data": context.loaders.state(),
+            "random": rng.capture(),
+        }
+
+    def snapshot(self) -> dict[str, Any]:
+        """A copy of the state in memory; refused in the warm-up of a block rule, and under asynchronous rules."""
+        world, rule = self._context.transport.world, self._context.rule
+        if world.size > 1 and not rule.schedule.can_go_back(self._context.progress.warm):
+            raise UnsupportedError(
+                world.sign(
+                    f"{rule.text()} cannot go back to a state in memory now: not in a warm-up, and not "
+                    "where each worker exchanges by itself"
+                )
+            )
+        return copy.deepcopy(self.capture())
+
+    # -- restore ----------------------------------------------------------------------------------
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a `snapshot`; gradients are dropped."""
+        if not isinstance(snapshot, dict):
+            raise UnsupportedError(f"restore takes what run.snapshot() gave, got a {type(snapshot).__name__}")
+        self.capture()  # ends pending exchanges
+        self.load("the snapshot", copy.deepcopy(snapshot))
+        for optimizer, _ in self._context.owned:
+            optimizer.zero_grad(set_to_none=True)
+
+    def load(self, path: str | Path, state: dict[str, Any]) -> None:
+        """Load the state that the same number of workers saved at `path`."""
+        context = self._context
+        self.check_included(path, state["included"])
+        self.check(state)
+        refuse_waiting(state["exchange"].get("growth"), context.transport.world.size)
+        self.put(path, state)
+        context.tuner.load(state["tuning"])
+        if self.engine is not None:
+            self.engine.follow(context.rule)
+            self.engine.load(state["exchange"])
+        context.loaders.load(state["data"])
+        for observer in context.observers:
+            observer.load(context, self.engine)
+        context.transport.barrier()  # no worker asks for data before the ledger is loaded
+        rng.restore(state["random"])
+
+    def complete(self, path: str | Path, state: dict[str, Any], read: Read) -> None:
+        """Put the frozen tensors that a state names into it, the program's own where they are the same."""
+        problem = ""
+        try:
+            complete(state["model"], state, global_model.plain_state(self._context.model), read)
+        except CheckpointError as error:
+            problem = str(error)
+        all_well(self._context.transport, problem, f"{path} cannot be resumed")
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Refuse the state of another model or of other optimizers."""
+        reshard.check_model(global_model.plain_state(self._context.model), state["model"])
+        reshard.check_optimizers([optimizer for optimizer, _ in self._context.owned], state["optimizers"])
+
+    def check_included(self, path: str | Path, saved: Iterable[str]) -> None:
+        """Refuse a checkpoint with other included objects than this run's."""
+        missing = sorted(set(saved) ^ set(self.included))
+        if missing:
+            raise CheckpointError(
+                f"{path} and this run do not include the same objects: {', '.join(missing)} stand in one of them only; "
+                "pass the same names to save and resume"
+            )
+
+    def put(self, path: str | Path, state: dict[str, Any]) -> None:
+        """Load model, optimizers, included objects and the count of steps."""
+        context = self._context
+        for prefix, module in module_list(global_model.unwrapped(context.model)):
+            part = {k.removeprefix(prefix): v for k, v in state["model"].items() if k.startswith(prefix)}
+            try:
+                module.load_state_dict(part)
+            except RuntimeError as error:
+                raise CheckpointError(f"{path} does not fit the model: {error}") from error
+        for (optimizer, _), saved in zip(context.owned, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        for name in self.included.keys() & state["included"].keys():
+            self.included[name].load_state_dict(state["included"][name])
+        context.progress.restore(*state["flow"])
+        if self.first_keys is not None:
+            self.watch_frozen()
+
+    # -- other workers' states ----------------------------------------------------------------------
+
+    def load_resharded(self, path: str | Path, old: OldCheckpoint) -> None:
+        """Resume from a checkpoint of another number of workers.
+
+        Reads and checks everything first; changes this run only after all workers have done so.
+        """
+        context, problem, loaded, put = self._context, "", {}, None
+        try:
+            self.check_included(path, old.keys(0, "included"))
+            loaded = self._read(old)
+            put = self.engine.reshard(old) if self.engine is not None else None
+        except (OSError, ValueError, SafetensorError) as error:  # reported to all workers below
+            problem = str(error)
+        all_well(context.transport, problem, f"{path} cannot be resumed")
+        context.loaders.regroup(loaded["data"])  # first, because it may raise
+        self.put(path, loaded)
+        context.tuner.load(loaded["tuning"], asked=False)
+        if put is not None and self.engine is not None:
+            self.engine.follow(context.rule)
+            put()
+        for observer in context.observers:
+            observer.load(context, self.engine)
+        context.transport.barrier()
+        rng.restore(loaded["random"])
+
+    def _read(self, old: OldCheckpoint) -> dict[str, Any]:
+        """This worker's initial state without the engine's; checked against its model and optimizers."""
+        context, model = self._context, old.model()
+        own = global_model.plain_state(context.model)
+        complete(model, {name: old.part(0, name) for name in ("frozen", "tied")}, own, old.read_frozen)
+        found = {
+            "model": model,
+            "optimizers": self._optimizers(old),
+            "included": old.part(0, "included"),
+            "flow": old.part(0, "flow"),
+            "tuning": old.part(0, "tuning"),
+            "data": [old.part(rank, "data") for rank in range(old.size)],
+            "random": reshard.random_state(old, context.transport.world.rank, context.settings.seed),
+        }
+        self.check(found)
+        refuse_waiting(old.part(0, "exchange", "growth"), old.size)
+        return found
+
+    def _optimizers(self, old: OldCheckpoint) -> list[dict[str, Any]]:
+        """State dictionaries for the optimizers: the mean of the workers', or rank 0's if all were equal."""
+        context = self._context
+        at_owners = context.rule.steps_at_owners
+        if at_owners and self.engine is None:
+            return server.whole_optimizers(old, context.model, context.owned, context.rule.sharded)
+        apart = not at_owners and not context.rule.schedule.is_lockstep(bool(old.part(0, "flow", 1)))
+        if self.blocks is not None and not self.blocks.keeps_state:
+            apart = False  # each block starts with fresh optimizer state
+        found: list[dict[str, Any]] = reshard.mean_optimizers(old) if apart else old.part(0, "optimizers")
+        return found
+
+    def take_over(self, elastic: flow.ElasticEngine, checkpointer: AutoCheckpointer | None) -> None:
+        """Load the state that a live worker sent, and any state sent later, when the members change."""
+        context = self._context
+
+        def load(given: flow.GivenState) -> None:
+            loaded = self._read(given)
+            put = elastic.reshard(given)
+            context.loaders.follow(loaded["data"][0])
+            self.pending = {name: part for name, part in loaded["included"].items() if name not in self.included}
+            self.put("the state that a living worker sent", loaded)
+            context.tuner.load(loaded["tuning"], asked=False)
+            elastic.follow(context.rule)
+            put()
+            rng.restore(loaded["random"])
+            if checkpointer is not None:
+                checkpointer.follow()
+
+        elastic.joining.put = load
+        elastic.joining.take_given()
+
+
+def refuse_waiting(growth: dict[str, int] | None, workers: int) -> None:
+    """Refuse a checkpoint of `workers` workers of which some waited for their turn: their optimizers' state is old.
+    `growth` is the checkpoint's; None unless its number of workers grew."""
+    if growth is not None and growth["workers"] < workers:
+        raise CheckpointError(
+            f"the checkpoint was made while {growth['workers']} of {workers} workers trained and the others waited "
+            "(grow=): only elastic runs grow now; resume from a checkpoint that was made when all trained"
+        )
+
 
 ENGINES: dict[str, Callable[[RunContext], EngineProtocol]] = {
     "collective": Engine,

@@ -20,7 +20,7 @@ PLUMBING = ("/tqdm/", "/rich/", "/fastprogress/", "/accelerate/")
 """Libraries that hand on batches: no places in the program, like paceline, torch and Python."""
 OURS = ("paceline.", "paceline_plugins.")
 """How the names of paceline's modules begin."""
-WRAPPERS = ("paceline_plugins.zero.virtual", "paceline.run.mistakes")
+WRAPPERS = ("paceline_plugins.zero.virtual", "paceline.run.hooks")
 """Modules whose wrappers stand between a caller and a patched function."""
 
 

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.errors import UnsupportedError
-from paceline.run import mistakes
+from paceline.run import hooks
 from paceline_plugins.zero.refusals import Refusal
 from tests.doors.zero.worlds import EVALUATION, passes, run_program, samples
 
@@ -440,8 +440,8 @@ def test_a_process_in_which_nothing_was_attached_before_splits_every_pass(
     before = DataLoader.__iter__
     for owner, name in (DataLoader, "__iter__"), (DataLoader, "__len__"), (LRScheduler, "step"):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # as they were, afterwards
-    patch = cache(mistakes._patch_loaders_and_schedulers.__wrapped__)  # not yet called
-    monkeypatch.setattr(mistakes, "_patch_loaders_and_schedulers", patch)
+    patch = cache(hooks._patch_loaders_and_schedulers.__wrapped__)  # not yet called
+    monkeypatch.setattr(hooks, "_patch_loaders_and_schedulers", patch)
     source = (
         "loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)\nfor epoch in range(3):\n    seen.append([])\n"
     )

@@ -27,8 +27,7 @@ from paceline.core.lazy import needed
 from paceline.doors.adapters.adapter import FOLDER, Adapter
 from paceline.errors import UnsupportedError
 from paceline.rules.rule import Rule
-from paceline.run.progress import TurnReports
-from paceline.run.run import Run
+from paceline.run.run import Run, TurnReports
 
 with needed("the adapter for transformers' Trainer", "transformers"):
     import transformers.trainer

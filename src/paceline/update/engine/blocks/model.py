@@ -131,9 +131,10 @@ class FragmentedModel:
     """All fragments of a model under a block rule; its buffers belong to the first fragment."""
 
     def __init__(self, rule: Rule, exchanger: Exchanger, run: RunContext, workers: int) -> None:
-        self._rule_schedule, self._model = rule.blocks, run.model
+        self._model = run.model
         shards = Shards(parameter for _, named in run.owned for _, parameter in named)
-        self._sharded, delta = bool(shards), rule.delta
+        self._sharded = bool(shards)
+        self._rule_schedule, delta = rule.blocks, rule.delta
         self.updates: list[BlockUpdate] = []
         for number, part in enumerate(staggered(run.owned, rule.schedule.fragments)):
             model = None if number else run.model

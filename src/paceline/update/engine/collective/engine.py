@@ -167,9 +167,8 @@ class Engine:
         # the connection among the processes of this host, if they are one worker and any host has several
         self.host = _within_host(run) if rule.settings.within else None
         blocks = None if run.tuner.measured.probing else blocks_of(run, rule, self.exchanger)
-        if blocks is not None:  # moments of before attach are rank 0's on all workers
-            if moments := [state.fragment for state in blocks.moment_states]:
-                agreement.broadcast_start(transport, moments)
+        if blocks is not None and blocks.moment_states:  # of before attach: rank 0's on all workers
+            agreement.broadcast_start(transport, [state.fragment for state in blocks.moment_states])
             blocks.capture_moments()
         self.gradient_exchanges = GradientExchanges(run, within_host=self.host is not None)
         self._exchange_blocks(blocks)
@@ -184,9 +183,9 @@ class Engine:
         run.tuner.follow = lambda rule: self._change(rule, self._steps_of_blocks)
 
     def _connect(self, rule: Rule) -> Exchanger:
-        run, overlapped = self.run, rule.schedule.overlap > 0
+        run, overlapped, devices = self.run, rule.schedule.overlap > 0, _devices(self.run)
         reports = Reports(lambda: run.tuner.asks, run.loaders.place, self._departures.look)
-        return Exchanger(run.transport, rule.codec, rule.common, overlapped, _devices(run), reports)
+        return Exchanger(run.transport, rule.codec, rule.common, overlapped, devices, reports)
 
     def _exchange_blocks(self, blocks: FragmentedModel | None) -> None:
         """Exchange these blocks from now on, or none."""
