@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.errors import RuleError
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.schedule.paced import least_period
 from paceline_plugins.forecast.planner import Advice, recommend
@@ -19,8 +18,6 @@ def test_the_least_period_by_hand() -> None:
     assert least_period(0.1, 0.1, SHARE) == 49
     assert least_period(0.0, 0.1, SHARE) == 1
     assert least_period(0.3, 0.1, share=0.5) == 3
-    with pytest.raises(RuleError):
-        least_period(0.1, 0.1, share=1.0)
 
 
 @pytest.mark.parametrize(
