@@ -8,8 +8,7 @@
         ...
         optimizer.step()
 
-`attach` hooks the optimizer's step; `Rule` says when workers exchange what, how it is written, over which route and how
-it is applied; `launch` runs a function on N processes, `simulate` with N virtual workers in one.
+`attach` hooks the optimizer's step; a `Rule` is five choices; `launch` runs N processes, `simulate` N virtual workers.
 """
 
 from __future__ import annotations

@@ -6,9 +6,7 @@ and the next, all workers gather all requests, vote on whether they can apply th
 request on every worker, or on none.
 
 Under asynchronous rules there is no such step. There a request goes through the log directory, which all workers must
-see, and each worker applies it before its next push.
-
-Changes can be undone, the last one first.
+see, and each worker applies it before its next push. Changes can be undone, the last one first.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from paceline.communication import schedulers
-from paceline.core.printable import plain
 from paceline.errors import DataError
+from paceline.observe.printable import plain
 
 NOT_STARTED = 127
 """Exit code of a starter that could not execute the tool, as a shell says it."""

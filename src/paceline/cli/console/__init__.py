@@ -16,8 +16,8 @@ from rich.panel import Panel
 from rich.segment import Segment
 from rich.text import Text
 
-from paceline.core.printable import CONTROL, visible
 from paceline.errors import PacelineError
+from paceline.observe.printable import CONTROL, visible
 
 PIPE_COLUMNS = 4096
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}

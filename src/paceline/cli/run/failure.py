@@ -18,7 +18,7 @@ from rich.text import Text
 from paceline.cli.console import error_panel, near
 from paceline.cli.run.output import decode
 from paceline.cli.run.tracebacks import BEGINS, folded, ranks_span, without_rank
-from paceline.core.printable import plain
+from paceline.observe.printable import plain
 from paceline.observe.reports.read import LOG_NAME
 
 LOST = 3

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from paceline.cli.console import err, near
 from paceline.cli.run.tracebacks import Repeats
-from paceline.core.printable import coloured
+from paceline.observe.printable import coloured
 
 CHUNK_BYTES = 1 << 18  # a poll, so that one verbose worker does not starve the other ones
 MOST_RANK = 1 << 30

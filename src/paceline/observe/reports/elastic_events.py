@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.core.printable import visible
+from paceline.observe.printable import visible
 from paceline.observe.reports.events import parse_lines
 
 CONTROL_LOG = "control.jsonl"

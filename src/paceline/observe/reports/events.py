@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from paceline.core.printable import deeply
+from paceline.observe.printable import deeply
 
 Kind = TypeVar("Kind")
 

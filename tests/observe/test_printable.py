@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import app, console
 from paceline.cli.run import failure, output
-from paceline.core.printable import CONTROL, coloured, plain, visible
+from paceline.observe.printable import CONTROL, coloured, plain, visible
 
 TITLE, CLIPBOARD = "\x1b]0;pwned\x07", "\x1b]52;c;cm0gLXJm\x1b\\"
 CLEAR, C1, LINK = "\x1b[2J\x1b[H", "\x9b2J", "\x1b]8;;http://evil\x07here\x1b]8;;\x07"
