@@ -20,9 +20,9 @@ GOALS = {
 }
 TODAY = {
     "exchange_files": 23,
-    "exchange_calls": 214,
+    "exchange_calls": 212,
     "exchange_changes": 98,
-    "exchange_frames": 16,
+    "exchange_frames": 14,
     "quiet_step_files": 7,
     "attach_files": 45,
     "attach_changes": 143,

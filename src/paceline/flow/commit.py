@@ -63,7 +63,7 @@ class CommittingExchanger(Exchanger):
 
     def renew(self) -> None:
         """The members have changed."""
-        self._pipeline.close()
+        self.pipeline.close()
         self._connect()
 
     def follow(self, rule: Rule) -> None:

@@ -268,14 +268,14 @@ class Exchanger:
     ) -> None:
         self.transport, self.codec = transport, codec
         self.chunks, self._route = topology.chunks, topology.route(transport, codec.operations)
-        self._overlapped = overlapped
+        self.overlapped = overlapped
         devices = set(devices)
         copies = any(transport.wire_device(device) != device for device in devices)
         threads = transport.background and (self._route.stages > 1 or overlapped or copies)
         self.sends_early = transport.background and codec.exact and not overlapped and not self.keeps
         # virtual workers add each other's tensors, so all of them stay on one stream
         sides = SideStream.beside(devices if transport.cluster is None else ())
-        self._pipeline = Pipeline(threads, self._route.stages, sides)
+        self.pipeline = Pipeline(threads, self._route.stages, sides)
         self._held: PendingHeader | None = None
         self.early: list[tuple[Chunk, Running]] = []  # chunks of the next exchange that are on the wire already
         self.sequence = 0
@@ -339,30 +339,28 @@ class Exchanger:
         rows = torch.empty(self.transport.world.size, row.numel(), dtype=torch.int64, device=device)
         return self.transport.all_gather(rows, row if device == row.device else moved(row, device)), rows
 
-    def begin(self, chunk: Chunk, x: Tensor, number: int, block: bool = False) -> Running:
-        """Start the exchange of a chunk, of which this worker adds `x`; `block`: not of gradients."""
-        return self._pipeline.start(self._sum(chunk, x, number), eager=block and self._overlapped)
+    def begin(self, chunk: Chunk, x: Tensor, number: int) -> Running:
+        """Start the exchange of a chunk, of which this worker adds `x`."""
+        return self.pipeline.start(self.sum(chunk, x, number))
 
     def begin_early(self, chunks: Sequence[Chunk], chunk: Chunk, factor: float, number: int) -> None:
         """Start the exchange of one of the first chunks, in their order, before that of the header."""
         if len(self.early) < IN_FLIGHT and chunk is chunks[len(self.early)]:
-            self.early.append((chunk, self.begin(chunk, chunk.fill(factor), number, block=True)))
+            self.early.append((chunk, self.begin(chunk, chunk.fill(factor), number)))
 
-    def begin_overlapped(self, chunk: Chunk, factor: float, number: int, pending_header: PendingHeader) -> Running:
-        """The same with overlap: the pipeline does all work on the chunk."""
+    def sum_overlapped(
+        self, chunk: Chunk, factor: float, number: int, pending_header: PendingHeader
+    ) -> Steps[tuple[Tensor, State]]:
+        """`sum` with overlap: the pipeline does all work on the chunk."""
+        total, state = yield from self.sum(chunk, chunk.fill(factor), number)
+        if not self.transport.background:
+            yield LastWait(pending_header.summary, pending_header.completed)
+        summary = pending_header.summary()
+        if summary.weight > 0:
+            chunk.prepare(total, summary)
+        return total, state
 
-        def steps() -> Steps[tuple[Tensor, State]]:
-            total, state = yield from self._sum(chunk, chunk.fill(factor), number)
-            if not self.transport.background:
-                yield LastWait(pending_header.summary, pending_header.completed)
-            summary = pending_header.summary()
-            if summary.weight > 0:
-                chunk.prepare(total, summary)
-            return total, state
-
-        return self._pipeline.start(steps(), eager=True)
-
-    def _sum(self, chunk: Chunk, x: Tensor, number: int) -> Steps[tuple[Tensor, State]]:
+    def sum(self, chunk: Chunk, x: Tensor, number: int) -> Steps[tuple[Tensor, State]]:
         """The operations that sum `x`, this worker's part of a chunk, over all workers."""
         if chunk.from_rank_0 and self.transport.world.rank:
             x.zero_()
@@ -396,7 +394,7 @@ class Exchanger:
 
     def progress(self) -> None:
         """Go on with exchanges under way, without waiting."""
-        self._pipeline.progress()
+        self.pipeline.progress()
 
     def continue_at(self, sequence: int) -> None:
         """The next exchange follows that of this number."""
@@ -408,7 +406,7 @@ class Exchanger:
         old.close()
 
     def close(self) -> None:
-        self._pipeline.close()
+        self.pipeline.close()
 
 
 # -- wait -----------------------------------------------------------------------------------------
@@ -470,12 +468,15 @@ class InFlightExchange:
 
     def send_more(self) -> None:
         """Send the next chunks: as many as are on the wire at a time; with overlap all of them."""
+        exchanger = self._exchanger
         while self._left and (self.overlapped or len(self._under_way) < IN_FLIGHT):
             chunk = self._left.popleft()
             if self.overlapped:
-                running = self._exchanger.begin_overlapped(chunk, self._factor, self._number, self._pending_header)
+                steps = exchanger.sum_overlapped(chunk, self._factor, self._number, self._pending_header)
             else:
-                running = self._exchanger.begin(chunk, chunk.fill(self._factor), self._number, block=True)
+                steps = exchanger.sum(chunk, chunk.fill(self._factor), self._number)
+            # where blocks overlap, one that waits is eager too: operations start in one order on every worker
+            running = exchanger.pipeline.start(steps, eager=self.overlapped or exchanger.overlapped)
             self._under_way.append((chunk, running))
 
     def _repeat(self, summary: ExchangeSummary) -> None:

@@ -9,7 +9,7 @@ what is made of the mean; `saved` its checkpoint. The exchange itself, without k
 One exchange, in order:
 
     step      `BlockExchanges.advance`, after every step of the optimizer. `FragmentSchedule.ends` says at which step
-              the next fragment's block is over: `_end_block`, and `FragmentedModel.begin`
+              the next fragment's block is over: `FragmentedModel.begin`
     begin     `BlockUpdate.begin` freezes the coefficients of the outer step (`BlockNumbers.freeze`), and cuts the outer
               state for the wire, once (`cut_states`)
     pack      `ParameterState.norm` packs parameters - start into the wire memory and takes the norm, in one pass; what
@@ -17,7 +17,7 @@ One exchange, in order:
     header    `BlockUpdate._header`: norm, whether it is finite, checksum of the last result. An unusual norm is voted
               on before anything else is sent (`Exchanger.pre_vote`)
     send      `Exchanger.start` sends the header (`PendingHeader`) and three chunks (`InFlightExchange.send_more`). Each
-              goes through the codec's operations in a pipeline (`Exchanger.begin`, `Pipeline.start`)
+              goes through the codec's operations in a pipeline (`Exchanger.sum`, `Pipeline.start`)
 
     wait      `PendingHeader.summary` has all headers, the same on every worker
     judge     `agree`: same place, same checksums, else an error on all. `with_outliers_dropped`: a contribution far

@@ -347,18 +347,21 @@ class BlockExchanges:
         if schedule.requests:
             self._read_requests(rests=False)
         if blocks.due():
-            self._end_block(leaving=False, idle=idle)
+            fragment = blocks.next
+            self._run.monitor.begin()
+            blocks.begin(self._run.progress.steps, leaving=False, idle=idle)
+            if fragment in blocks.schedule.made:
+                self._run.monitor.sent()
+            else:
+                self._note(blocks.land(fragment), fragment)
             if schedule.requests:
                 self._read_requests(rests=False)
 
-    def _end_block(self, leaving: bool, idle: bool = False, waits: bool = False) -> ExchangeSummary | None:
-        """End a fragment's block; returns the summary if the worker waits for the result."""
+    def _end_block(self, leaving: bool, waits: bool = False) -> ExchangeSummary:
+        """End a fragment's block, and wait for the result, also where the rule overlaps."""
         fragment = self.blocks.next
         self._run.monitor.begin()
-        self.blocks.begin(self._run.progress.steps, leaving, idle, waits)
-        if fragment in self.blocks.schedule.made:
-            self._run.monitor.sent()
-            return None
+        self.blocks.begin(self._run.progress.steps, leaving, waits=waits)
         return self._note(self.blocks.land(fragment), fragment)
 
     def land(self, fragment: int) -> None:
@@ -437,7 +440,6 @@ class BlockExchanges:
             self._read_requests(rests=True)
             at = self.blocks.schedule.at
             summary = self._end_block(leaving=True)
-            assert summary is not None
             if summary.all_stand and not summary.all_leaving:
                 self.blocks.schedule.uncount(at)
             quiet = quiet + 1 if summary.all_leaving else 0
