@@ -75,7 +75,7 @@ def test_a_worker_that_fails_is_an_error_with_its_traceback(target: Callable[[],
         paceline.launch(target, 2, as_is=True, quiet=True)
     assert message in str(caught.value)
     if target is programs.fail_on_one:
-        assert 'raise KeyError("no such layer")' in str(caught.value) and "launched.py" not in str(caught.value)
+        assert 'raise KeyError("no such layer")' in str(caught.value) and "launch.py" not in str(caught.value)
 
 
 @pytest.mark.processes

@@ -11,14 +11,14 @@ import pytest
 
 import paceline
 from paceline.errors import WorkerFailedError
-from paceline.run import launch, launched
+from paceline.run import launch
 
 ROOT = Path(paceline.__file__).parent
 RUNNERS = (ROOT / "forecast" / "sim" / "simulate.py", ROOT / "doors" / "zero" / "program.py")
 """They run the user's script."""
-OWN = (ROOT / "run" / "launch.py", ROOT / "run" / "launched.py")
-"""They load what their own program has written into a folder that nobody else may enter: see the test below."""
-FILES = sorted(path for path in ROOT.rglob("*.py") if path not in (*RUNNERS, *OWN))
+OWN = ROOT / "run" / "launch.py"
+"""It loads what its own run has written into a folder that nobody else may enter: see the test below."""
+FILES = sorted(path for path in ROOT.rglob("*.py") if path not in (*RUNNERS, OWN))
 MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml"}
 CALLS = {"eval", "exec", "compile", "__import__", "system", "popen"}
 ATTRIBUTES = {
@@ -68,15 +68,15 @@ def test_only_the_user_may_enter_the_folder_of_a_launch(monkeypatch: pytest.Monk
     seen: list[Path] = []
 
     def run(command: list[str]) -> int:
-        seen.append(Path(command[command.index(launched.__name__) + 1]))
-        assert seen[0].stat().st_mode & 0o777 == 0o700 and (seen[0] / launched.CALL).exists()
+        seen.append(Path(command[command.index(launch.MODULE) + 1]))
+        assert seen[0].stat().st_mode & 0o777 == 0o700 and (seen[0] / launch.CALL).exists()
         return 1
 
     monkeypatch.setattr(launch, "_run", run)
     with pytest.raises(WorkerFailedError):
         launch.launch(print, 1)
     assert seen and not seen[0].exists()
-    loads = [path for path in OWN for line in path.read_text("utf-8").splitlines() if "loads(" in line]
+    loads = [line for line in OWN.read_text("utf-8").splitlines() if "loads(" in line]
     assert len(loads) == 3, "each of them has to read a file of that folder"
 
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a function on several processes of this host, from a script, a notebook or a REPL."""
+"""Run a function on several processes of this host, from a script, a notebook or a REPL.
+
+As a program, `python -m paceline.run.launch FOLDER NAME`, it is one of the workers: it calls the function that the
+launching program has left in a folder, which nobody else may enter: what a process loads here, its own run has written.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,13 +25,15 @@ from typing import IO, Any, TextIO, TypeVar
 import cloudpickle
 
 from paceline.core import parent_death
-from paceline.errors import UnsupportedError, WorkerFailedError
-from paceline.run import launched
+from paceline.errors import PeerLostError, UnsupportedError, WorkerFailedError
 
 Result = TypeVar("Result")
 GRACE_S = 30.0
 """After an interrupt the launcher stops its workers within a shorter time."""
 INSIDE = "PACELINE_LAUNCHED"
+MODULE = "paceline.run.launch"  # where it runs as a program, it has another name
+CALL, RESULT, ERROR = "call", "result-{}", "error-{}"
+"""Files of the folder: for all workers, and for the worker of a rank."""
 
 
 def launch(
@@ -78,8 +86,9 @@ def launch(
     ]
     with tempfile.TemporaryDirectory(prefix="paceline-launch-") as place:
         folder = Path(place)
-        (folder / launched.CALL).write_bytes(_pickled(target, tuple(arguments)))
-        program = ["-m", launched.__name__, str(folder), _name(target)]
+        what = f"{_name(target)}, what it uses, or an argument cannot be sent to the workers"
+        (folder / CALL).write_bytes(_pickled((target, tuple(arguments)), what, "make it inside the function"))
+        program = ["-m", MODULE, str(folder), _name(target)]
         code = _run([sys.executable, "-m", "paceline", "run", *asked, *program])
         if code:
             raise _failure(folder, workers, code)
@@ -109,14 +118,11 @@ def _name(target: Any) -> str:
     return str(getattr(target, "__name__", type(target).__name__))
 
 
-def _pickled(target: Any, arguments: tuple[Any, ...]) -> bytes:
+def _pickled(value: Any, what: str, instead: str) -> bytes:
     try:
-        return bytes(cloudpickle.dumps((target, arguments)))
+        return bytes(cloudpickle.dumps(value))
     except Exception as error:
-        raise UnsupportedError(
-            f"{_name(target)}, what it uses, or an argument cannot be sent to the workers "
-            f"({type(error).__name__}: {error}): make it inside the function"
-        ) from error
+        raise UnsupportedError(f"{what} ({type(error).__name__}: {error}): {instead}") from error
 
 
 def _environment() -> Mapping[str, str]:
@@ -179,11 +185,8 @@ def _show(streams: Mapping[IO[bytes], TextIO]) -> None:
 
 def _failure(folder: Path, workers: int, code: int) -> WorkerFailedError:
     """The error of the worker that failed first; one that lost another worker is no cause."""
-    found = [
-        (*cloudpickle.loads(file.read_bytes()), rank)
-        for rank in range(workers)
-        if (file := launched.error_file(folder, rank)).exists()
-    ]
+    files = [(folder / ERROR.format(rank), rank) for rank in range(workers)]
+    found = [(*cloudpickle.loads(file.read_bytes()), rank) for file, rank in files if file.exists()]
     if not found:
         return WorkerFailedError(f"the workers ended with exit code {code}; what they printed last is above")
     _, _, headline, text, rank = min(found)
@@ -191,10 +194,37 @@ def _failure(folder: Path, workers: int, code: int) -> WorkerFailedError:
 
 
 def _result(folder: Path, rank: int, workers: int) -> Any:
-    file = launched.result_file(folder, rank)
+    file = folder / RESULT.format(rank)
     if not file.exists():
         raise WorkerFailedError(
             f"rank {rank} of {workers} ended well, and returned nothing: the function ended its process (sys.exit, "
             "os._exit); let it return"
         )
     return cloudpickle.loads(file.read_bytes())
+
+
+# -- a worker ----------------------------------------------------------------------------------------------------------
+
+
+def _work(folder: Path, rank: int) -> None:
+    """Call the function, and leave its result or its error."""
+    failed = folder / ERROR.format(rank)
+    failed.unlink(missing_ok=True)  # of an earlier start
+    target, arguments = cloudpickle.loads((folder / CALL).read_bytes())
+    try:
+        result = target(*arguments)
+        what = f"the function's result, {type(result).__name__}, cannot be given back to the launching program"
+        file = folder / RESULT.format(rank)
+        file.with_suffix(".new").write_bytes(_pickled(result, what, "return numbers, tensors or a state_dict"))
+        file.with_suffix(".new").replace(file)
+    except Exception as error:
+        headline = "".join(traceback.format_exception_only(error)).strip()
+        frames = error.__traceback__.tb_next if error.__traceback__ is not None else None  # without this function's
+        text = "".join(traceback.format_exception(type(error), error, frames))
+        # in the order in which the launching program looks for the cause
+        failed.write_bytes(cloudpickle.dumps((isinstance(error, PeerLostError), time.time(), headline, text)))
+        raise
+
+
+if __name__ == "__main__":
+    _work(Path(sys.argv[1]), int(os.environ.get("RANK", "0")))

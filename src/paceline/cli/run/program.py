@@ -32,7 +32,7 @@ ELF_PROGRAMS = (2, 3)
 """The field e_type of ELF: a program, and one that the loader may place anywhere (or a shared library)."""
 PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz")
 MOST_SOURCE_BYTES = 16 << 20
-FUNCTION = "paceline.run.launched"
+FUNCTION = "paceline.run.launch"
 """The module that calls a function for `paceline.launch`; its arguments are a folder and the function's name."""
 _PYTHON = re.compile(r"(python|pypy)[\d.]*\w?")
 _PIP_WRAPPER = b"\n'''exec' "  # of pip, where Python's path is too long for #!
