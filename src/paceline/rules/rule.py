@@ -17,13 +17,16 @@ it asks the parts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+from torch.optim import LBFGS, Optimizer, SparseAdam
+
 from paceline.core.parse import check, check_share, is_number
-from paceline.errors import RuleError
+from paceline.core.world import World
+from paceline.errors import RuleError, UnsupportedError
 from paceline.rules.codec import Codec, Dense
 from paceline.rules.outer import (
     AdaDelay,
@@ -252,6 +255,52 @@ class Rule:
     def gradient_codec(self) -> Codec:
         """How gradients are written: densely where they are those of a warm-up, or of a host."""
         return Dense() if self.payload.spans_block else self.codec
+
+    # -- what the rule cannot serve ---------------------------------------------------------------
+
+    def check_growth(self, elastic: bool) -> None:
+        """Refuse a number of workers that grows where all are there from the start."""
+        if self.schedule.grow is not None and not elastic:
+            raise UnsupportedError(
+                f"{self.text()}: the number of workers of this run is fixed, and grow= needs workers that join it "
+                "later; start an elastic run (paceline run --elastic MIN:MAX), or leave grow out"
+            )
+
+    def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        """Refuse optimizers that the rule cannot serve."""
+        for optimizer in optimizers:
+            name, hidden = type(optimizer).__name__, isinstance(optimizer, LBFGS)
+            if self.steps_with_gradients and (hidden or isinstance(optimizer, SparseAdam)):
+                why = "computes gradients inside its step" if hidden else "wants sparse gradients"
+                raise UnsupportedError(
+                    f"{name} {why}, which {self.text()} cannot exchange; use a rule that exchanges blocks (averaging, "
+                    "bmuf, diloco) without warm-up, or another optimizer"
+                )
+            self.payload.check(optimizer)
+            if getattr(self.codec, "momentum", 0) and any(
+                g.get("momentum") or g.get("betas") for g in optimizer.param_groups
+            ):
+                raise UnsupportedError(
+                    f"{self.text()} keeps momentum itself, before it chooses what to send, and {name} keeps one too; "
+                    "use SGD without momentum, or momentum=0 in the rule"
+                )
+
+    def check_swapping(self, optimizers: Sequence[Optimizer], world: World) -> None:
+        """Refuse optimizers that swap the model's weights for evaluation (schedule-free ones), where workers' differ.
+
+        What they swap in follows from their own state, in which every worker would have another one.
+        """
+        for optimizer in optimizers:
+            swaps = callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
+            if swaps and not self.schedule.is_lockstep(True):
+                raise UnsupportedError(
+                    world.sign(
+                        f"{type(optimizer).__name__} swaps the model's weights in its eval() and train(), by a state "
+                        f"of its own, which {self.text()} does not make common, so that each worker would evaluate and "
+                        'save another model; take the rule "sync", under which all workers have one state, or another '
+                        "optimizer"
+                    )
+                )
 
 
 def _name(choice: object) -> str:

@@ -403,7 +403,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         if together:
             validation.check_together(rule, settings, sharded, world)
         if exchanges:
-            validation.check_swapping(rule, owned, world)
+            rule.check_swapping([optimizer for optimizer, _ in owned], world)
         sinks = Dispatcher(
             lambda: transport.world, lambda block: monitor.totals(block), lambda: tuner.tunables.numbers()
         )

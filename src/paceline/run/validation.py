@@ -31,8 +31,8 @@ def check_arguments(model: Modules, optimizer: Any, rule: Rule, settings: Settin
     named = trainable(model)
     sharded = next((name for name, parameter in named if is_sharded(parameter)), "")
     owned = own_parameters(named, optimizers)
-    check_growth(rule, settings.control is not None)
-    check_rule(rule, owned)
+    rule.check_growth(settings.control is not None)
+    rule.check_optimizers(optimizers)
     if sharded:
         check_shards(settings, sharded)
     if settings.scaler is not None:
@@ -122,45 +122,6 @@ def own_parameters(named: Named, optimizers: list[Optimizer]) -> Owned:
     return owned
 
 
-def check_rule(rule: Rule, owned: Owned) -> None:
-    """Refuse optimizers that the rule cannot serve."""
-    gradients = rule.steps_with_gradients
-    for optimizer, _ in owned:
-        name = type(optimizer).__name__
-        if gradients and isinstance(optimizer, (LBFGS, SparseAdam)):
-            hidden = isinstance(optimizer, LBFGS)
-            why = "computes gradients inside its step" if hidden else "wants sparse gradients"
-            raise UnsupportedError(
-                f"{name} {why}, which {rule.text()} cannot exchange; use a rule that exchanges blocks (averaging, "
-                "bmuf, diloco) without warm-up, or another optimizer"
-            )
-        rule.payload.check(optimizer)
-        if getattr(rule.codec, "momentum", 0) and any(
-            g.get("momentum") or g.get("betas") for g in optimizer.param_groups
-        ):
-            raise UnsupportedError(
-                f"{rule.text()} keeps momentum itself, before it chooses what to send, and {name} keeps one too; "
-                "use SGD without momentum, or momentum=0 in the rule"
-            )
-
-
-def check_swapping(rule: Rule, owned: Owned, world: World) -> None:
-    """Refuse optimizers that swap the model's weights for evaluation (schedule-free ones), where workers' differ.
-
-    What they swap in follows from their own state, in which every worker would have another one.
-    """
-    for optimizer, _ in owned:
-        swaps = callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
-        if swaps and not rule.schedule.is_lockstep(True):
-            raise UnsupportedError(
-                world.sign(
-                    f"{type(optimizer).__name__} swaps the model's weights in its eval() and train(), by a state of "
-                    f"its own, which {rule.text()} does not make common, so that each worker would evaluate and save "
-                    'another model; take the rule "sync", under which all workers have one state, or another optimizer'
-                )
-            )
-
-
 def check_forward(rule: Rule, owned: Owned, model: Modules) -> None:
     """Refuse layers that change trained weights in the forward pass, where all workers must hold the same ones."""
     ours = {id(parameter) for _, named in owned for _, parameter in named}
@@ -177,15 +138,6 @@ def check_forward(rule: Rule, owned: Owned, model: Modules) -> None:
 def renormalises(module: nn.Module) -> bool:
     """Whether a layer changes its weights in the forward pass."""
     return getattr(module, "max_norm", None) is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-
-
-def check_growth(rule: Rule, elastic: bool) -> None:
-    """Refuse a number of workers that grows where all are there from the start."""
-    if rule.schedule.grow is not None and not elastic:
-        raise UnsupportedError(
-            f"{rule.text()}: the number of workers of this run is fixed, and grow= needs workers that join it later; "
-            "start an elastic run (paceline run --elastic MIN:MAX), or leave grow out"
-        )
 
 
 def check_shards(settings: Settings, name: str) -> None:

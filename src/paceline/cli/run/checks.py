@@ -84,11 +84,10 @@ def check_rule(text: str | None, elastic: bool = False) -> bool:
     if text is None:
         return True
     from paceline.rules import recipes
-    from paceline.run import validation
 
     try:
         rule = recipes.rule_from_text(text)
-        validation.check_growth(rule, elastic)
+        rule.check_growth(elastic)
     except PacelineError as error:
         refuse(f"--rule: {error}")
     return rule.schedule.opens_connections
