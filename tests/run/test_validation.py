@@ -15,7 +15,7 @@ from torch import nn
 import paceline
 from paceline import MismatchError, UnsupportedError
 from paceline.errors import CheckpointError
-from paceline.run.assembly import refuse_waiting
+from paceline.flow import refuse_waiting
 from tests.helpers import adam, momentum_sgd, sgd, simulate
 
 RANK = r"\[rank \d of 2 on \S+\]"

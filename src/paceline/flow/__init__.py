@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paceline.flow.joining import GivenState
     from paceline.flow.leaving import save_while_paused
     from paceline.flow.membership import ElasticMembership, check_rule, fingerprint, join
+    from paceline.flow.wanted import refuse_waiting
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -28,8 +29,18 @@ else:
             "check_rule": "membership",
             "fingerprint": "membership",
             "join": "membership",
+            "refuse_waiting": "wanted",
             "save_while_paused": "leaving",
         },
     )
 
-__all__ = ["ElasticEngine", "ElasticMembership", "GivenState", "check_rule", "fingerprint", "join", "save_while_paused"]
+__all__ = [
+    "ElasticEngine",
+    "ElasticMembership",
+    "GivenState",
+    "check_rule",
+    "fingerprint",
+    "join",
+    "refuse_waiting",
+    "save_while_paused",
+]

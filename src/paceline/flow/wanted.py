@@ -11,6 +11,7 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
+from paceline.errors import CheckpointError
 from paceline.rules.rule import Rule
 from paceline.update.engine.blocks.model import FragmentedModel
 from paceline.update.exchange.exchanger import ExchangeSummary
@@ -77,3 +78,13 @@ class WantedWorkers:
         if state is not None:
             self.number = max(self.number, state["wanted"])
             self.minibatches, self._blocks, self._of = state["minibatches"], state["blocks"], state["of"]
+
+
+def refuse_waiting(growth: dict[str, int] | None, workers: int) -> None:
+    """Refuse a checkpoint of `workers` workers of which some waited for their turn: their optimizers' state is old.
+    `growth` is the checkpoint's; None unless its number of workers grew."""
+    if growth is not None and growth["workers"] < workers:
+        raise CheckpointError(
+            f"the checkpoint was made while {growth['workers']} of {workers} workers trained and the others waited "
+            "(grow=): only elastic runs grow now; resume from a checkpoint that was made when all trained"
+        )

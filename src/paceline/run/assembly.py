@@ -59,24 +59,18 @@ from paceline.update.monitor import Monitor, TrainingProgress
 
 
 class RunState:
-    """The state of one worker; `membership` is that of an elastic run, and `engine` is None with one worker.
-
-    Attributes:
-        included: objects that `run.include` named.
-        pending: states that live workers sent for objects which `run.include` has not named yet.
-        before_capture: called before the state is read.
-        first_keys: name -> key of each large tensor that no exchange changes, when the training began: while it is the
-            same, the steps name the tensor; None where no steps are taken.
-    """
+    """The state of one worker; `membership` is that of an elastic run, and `engine` is None with one worker."""
 
     def __init__(
         self, context: RunContext, membership: flow.ElasticMembership | None, engine: EngineProtocol | None, rule: Rule
     ) -> None:
         self._context, self._membership, self.engine = context, membership, engine
-        self.included: dict[str, Any] = {}
-        self.pending: dict[str, Any] = {}
+        self.included: dict[str, Any] = {}  # objects that `run.include` named
+        self.pending: dict[str, Any] = {}  # states that live workers sent, for objects that it has not named yet
         self.before_capture: Callable[[], None] = lambda: None
         self.rule_text = rule.text()  # as attached; the state holds later tuning
+        # of the large tensors that no exchange changes, when the training began: while a key is the same, the steps
+        # name its tensor; None where no steps are taken
         self.first_keys: dict[str, str] | None = None
 
     def include(self, objects: dict[str, Any]) -> None:
@@ -209,12 +203,19 @@ class RunState:
         for optimizer, _ in self._context.owned:
             optimizer.zero_grad(set_to_none=True)
 
-    def load(self, path: str | Path, state: dict[str, Any]) -> None:
-        """Load the state that the same number of workers saved at `path`."""
-        context = self._context
+    def load(self, path: str | Path, state: dict[str, Any], read: Read | None = None) -> None:
+        """Load the state that the same number of workers saved at `path`; `read` reads the frozen tensors that it names
+        where the program's own are others."""
+        context, problem = self._context, ""
+        if read is not None:
+            try:
+                complete(state["model"], state, global_model.plain_state(context.model), read)
+            except CheckpointError as error:
+                problem = str(error)
+            all_well(context.transport, problem, f"{path} cannot be resumed")
         self.check_included(path, state["included"])
         self.check(state)
-        refuse_waiting(state["exchange"].get("growth"), context.transport.world.size)
+        flow.refuse_waiting(state["exchange"].get("growth"), context.transport.world.size)
         self.put(path, state)
         context.tuner.load(state["tuning"])
         if self.engine is not None:
@@ -225,15 +226,6 @@ class RunState:
             observer.load(context, self.engine)
         context.transport.barrier()  # no worker asks for data before the ledger is loaded
         rng.restore(state["random"])
-
-    def complete(self, path: str | Path, state: dict[str, Any], read: Read) -> None:
-        """Put the frozen tensors that a state names into it, the program's own where they are the same."""
-        problem = ""
-        try:
-            complete(state["model"], state, global_model.plain_state(self._context.model), read)
-        except CheckpointError as error:
-            problem = str(error)
-        all_well(self._context.transport, problem, f"{path} cannot be resumed")
 
     def check(self, state: dict[str, Any]) -> None:
         """Refuse the state of another model or of other optimizers."""
@@ -307,7 +299,7 @@ class RunState:
             "random": reshard.random_state(old, context.transport.world.rank, context.settings.seed),
         }
         self.check(found)
-        refuse_waiting(old.part(0, "exchange", "growth"), old.size)
+        flow.refuse_waiting(old.part(0, "exchange", "growth"), old.size)
         return found
 
     def _optimizers(self, old: OldCheckpoint) -> list[dict[str, Any]]:
@@ -341,23 +333,6 @@ class RunState:
 
         elastic.joining.put = load
         elastic.joining.take_given()
-
-
-def refuse_waiting(growth: dict[str, int] | None, workers: int) -> None:
-    """Refuse a checkpoint of `workers` workers of which some waited for their turn: their optimizers' state is old.
-    `growth` is the checkpoint's; None unless its number of workers grew."""
-    if growth is not None and growth["workers"] < workers:
-        raise CheckpointError(
-            f"the checkpoint was made while {growth['workers']} of {workers} workers trained and the others waited "
-            "(grow=): only elastic runs grow now; resume from a checkpoint that was made when all trained"
-        )
-
-
-ENGINES: dict[str, Callable[[RunContext], EngineProtocol]] = {
-    "collective": Engine,
-    "server": lambda context: server.Asynchronous(context),  # imported on first use
-}
-"""Engine factories, by the name that a rule's schedule gives."""
 
 
 @dataclass(frozen=True)
@@ -431,7 +406,8 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
                 context, membership, lambda keys: state.given(keys), partial(frozen_keys, model, owned)
             )
         elif exchanges:
-            engine = ENGINES[chosen.schedule.engine](context)
+            # the server's module is imported on its first use
+            engine = Engine(context) if chosen.schedule.engine == "collective" else server.Asynchronous(context)
         state = RunState(context, membership, engine, chosen)
         tuner.begin(lambda: (engine.exchanged if engine is not None else 0, progress.steps))
         checkpointer = _checkpointer(context, membership, state) if settings.checkpoint is not None else None
@@ -537,8 +513,7 @@ def _load(parts: RunParts, found: FoundCheckpoint) -> None:
         )
     reshard.check_kinds(path, [optimizer for optimizer, _ in context.owned], manifest.get("optimizers"))
     if found.state is not None and parts.membership is None:
-        parts.state.complete(path, found.state, found.read_frozen)
-        parts.state.load(path, found.state)
+        parts.state.load(path, found.state, found.read_frozen)
     else:
         old = OldCheckpoint(manifest, found.read_frozen)
         parts.state.load_resharded(path, old)

@@ -154,8 +154,12 @@ def prepare(
     except RuleError as error:
         meant = "".join(like(name, [*OPTIONS, "guard"]) for name in given if f"setting {name!r}" in str(error))
         raise RuleError(f"{error}{meant}") from error.__cause__
-    if rule is not None and os.environ.get("PACELINE_RULE_ASKED"):
-        _check_asked_rule(chosen)
+    asked = os.environ.get("PACELINE_RULE", "")
+    if rule is not None and os.environ.get("PACELINE_RULE_ASKED") and make_rule(asked, {}).text() != chosen.text():
+        raise RuleError(
+            f"--rule asks for {asked}, and the program names a rule itself, {chosen.text()}: leave --rule out, or let "
+            "the program leave its rule to the command line (attach(model, optimizer), without rule=)"
+        )
     if guard not in (None, "auto") and not chosen.schedule.compares_contributions:
         raise UnsupportedError(
             f"{chosen.text()} applies each worker's push when it arrives, without others to compare it with; leave "
@@ -181,17 +185,6 @@ def _with_period(optimizer: Any) -> str:
     """The block rule that suits what the program gives as its optimizer; the run checks it later."""
     every = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
     return "bmuf_adam" if every and all(isinstance(one, (Adam, AdamW)) for one in every) else "bmuf"
-
-
-def _check_asked_rule(chosen: Rule) -> None:
-    """Refuse the program's rule if `--rule` asks for another."""
-    asked = os.environ.get("PACELINE_RULE", "")
-    if make_rule(asked, {}).text() == chosen.text():
-        return
-    raise RuleError(
-        f"--rule asks for {asked}, and the program names a rule itself, {chosen.text()}: leave --rule out, or let the "
-        "program leave its rule to the command line (attach(model, optimizer), without rule=)"
-    )
 
 
 class OpenedSink:

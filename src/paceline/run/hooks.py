@@ -96,8 +96,6 @@ class Mistakes:
 
     def on_step(self) -> None:
         """The optimizer made a step: the program trains on the loaders with open passes."""
-        if not self.passes:
-            return
         for found, samples, where in self.passes:
             iterator = found()
             if iterator is not None and getattr(iterator, "_num_yielded", None):
@@ -175,18 +173,11 @@ class Mistakes:
 
 def horizon_of(scheduler: Any) -> tuple[str, int] | None:
     """The steps after which a scheduler ends, with the name of the setting; None if it has no end."""
-    for name in ("T_max", "total_steps", "total_iters"):
-        value = getattr(scheduler, name, None)
-        if isinstance(value, int) and value > 1:
-            return name, value
-    milestones = getattr(scheduler, "milestones", None)
-    if milestones:
-        return "milestones", int(max(milestones))
-    for given in getattr(scheduler, "lr_lambdas", ()):
-        value = getattr(given, "keywords", {}).get("num_training_steps")
-        if isinstance(value, int) and value > 1:
-            return "num_training_steps", value
-    return None
+    ends = [(name, getattr(scheduler, name, None)) for name in ("T_max", "total_steps", "total_iters")]
+    ends.append(("milestones", max(getattr(scheduler, "milestones", None) or [0])))
+    keywords = [getattr(given, "keywords", {}) for given in getattr(scheduler, "lr_lambdas", ())]
+    ends += [("num_training_steps", given.get("num_training_steps")) for given in keywords]
+    return next(((name, value) for name, value in ends if isinstance(value, int) and value > 1), None)
 
 
 def _whole(loader: Any) -> bool:
@@ -391,7 +382,7 @@ class ProgramChanges:
         written = self._engine.take_written()
         if not written:
             return
-        at = self._engine.exchanged, self._context.progress.steps
+        at = self._now
         if self._found and not self._context.tuner.rule.schedule.overlap:  # else this is within a block
             self.tell()
         if is_sampled(at[0]):
@@ -420,14 +411,13 @@ class ProgramChanges:
         self._named.update(new)
         world = self._context.transport.world
         if new and world.rank == 0:
-            logger.warning("%s", world.sign(f"{', '.join(new)}: {CHANGED.format(self._context.rule.text())}"))
-
-
-CHANGED = (
-    "the program changes these parameters besides its optimizer (a clamp, a mask, rounding, a layer begun anew, a part "
-    "that is loaded), and {} does not keep the change in the model that it merges. Make it once more in the model that "
-    "you save, or use sync"
-)
+            text = (
+                f"{', '.join(new)}: the program changes these parameters besides its optimizer (a clamp, a mask, "
+                "rounding, a layer begun anew, a part that is loaded), and "
+                f"{self._context.rule.text()} does not keep the change in the model that it merges. Make it once more "
+                "in the model that you save, or use sync"
+            )
+            logger.warning("%s", world.sign(text))
 
 
 @torch.no_grad()

@@ -17,8 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO, TypeVar
 
@@ -125,43 +124,32 @@ def _pickled(value: Any, what: str, instead: str) -> bytes:
         raise UnsupportedError(f"{what} ({type(error).__name__}: {error}): {instead}") from error
 
 
-def _environment() -> Mapping[str, str]:
-    """The workers find the modules that this program finds."""
-    paths = [os.path.abspath(path) for path in sys.path if path]
-    return {**os.environ, INSIDE: "1", "PYTHONPATH": os.pathsep.join(paths)}
-
-
 # -- the launcher ------------------------------------------------------------------------------------------------------
 
 
 def _run(command: Sequence[str]) -> int:
-    """Run the launcher, show what it prints, and return its exit code. An interrupt ends it, too."""
+    """Run the launcher, show what it prints, and return its exit code."""
+    paths = [os.path.abspath(path) for path in sys.path if path]  # the workers find the modules that this program finds
     process = subprocess.Popen(
         [*parent_death.starter(), *command],
-        env=_environment(),
+        env={**os.environ, INSIDE: "1", "PYTHONPATH": os.pathsep.join(paths)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,  # a terminal's Ctrl-C comes to this program alone, which passes it on
     )
-    with process, _ended(process):
-        assert process.stdout is not None and process.stderr is not None
-        _show({process.stdout: sys.stdout, process.stderr: sys.stderr})
-        return process.wait()
-
-
-@contextmanager
-def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Leave no launcher behind, whatever happens: it is interrupted, and killed if that does not end it."""
-    try:
-        yield
-    except BaseException:
-        process.send_signal(signal.SIGINT)
+    assert process.stdout is not None and process.stderr is not None
+    with process:
         try:
-            process.communicate(timeout=GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        raise
+            _show({process.stdout: sys.stdout, process.stderr: sys.stderr})
+            return process.wait()
+        except BaseException:  # whatever happens, it leaves no launcher behind
+            process.send_signal(signal.SIGINT)
+            try:
+                process.communicate(timeout=GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
 
 
 def _show(streams: Mapping[IO[bytes], TextIO]) -> None:

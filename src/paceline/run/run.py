@@ -33,8 +33,6 @@ from paceline.update.engine.settings import Settings
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
-
-
 EVERY_S = 1.0
 """Least time between two reports of a loop."""
 
@@ -51,18 +49,6 @@ class TurnReports:
         if turns > 0 and (now - self._at >= EVERY_S or turn >= turns):
             self._at = now
             self._note("turn", turn=turn, turns=turns)
-
-
-def progress(
-    note: Callable[..., None], is_main: bool, loop: Iterable[T], total: int | None, **settings: Any
-) -> Iterator[T]:
-    """The items of a loop, whose turns `note` writes into the event log where their number is known."""
-    turns = total if total is not None else len(loop) if isinstance(loop, Sized) else 0
-    reports, turn = TurnReports(note), 0
-    reports.report(0, turns)
-    for turn, item in enumerate(_bar(loop, total, settings) if is_main else loop, start=1):
-        yield item
-        reports.report(turn, turns)
 
 
 def _bar(loop: Iterable[T], total: int | None, settings: dict[str, Any]) -> Iterable[T]:
@@ -165,9 +151,6 @@ class Run:
     [8, 8, 4]
     (True, False)
     0 {'loss': 0.5}
-
-    Attributes:
-        mistakes: warns of common mistakes of the program.
     """
 
     def __init__(self, model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> None:
@@ -175,7 +158,7 @@ class Run:
         self._parts = assembly.assemble(model, optimizer, rule, settings)
         self._context, self._state, self._engine = self._parts.context, self._parts.state, self._parts.engine
         self._model, self._transport = self._context.model, self._context.transport
-        self.mistakes = self._parts.mistakes
+        self.mistakes = self._parts.mistakes  # warns of common ones of the program
         assembly.start(self._parts, self)
         self._unregister = exit_handling.close_at_exit(self)
 
@@ -241,7 +224,12 @@ class Run:
         status line shows the share that is done and the time that is left. `total`: the length, if `len(loop)` is not
         known.
         """
-        return progress(self._context.monitor.note, self.is_main, loop, total, **settings)
+        turns = total if total is not None else len(loop) if isinstance(loop, Sized) else 0
+        reports, turn = TurnReports(self._context.monitor.note), 0
+        reports.report(0, turns)
+        for turn, item in enumerate(_bar(loop, total, settings) if self.is_main else loop, start=1):
+            yield item
+            reports.report(turn, turns)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Context in which backward passes exchange no gradients (under block rules they never do).
@@ -467,24 +455,18 @@ class Run:
     def close(self) -> None:
         """End the run together with all workers: merge the rest of the last block, wait for workers that have more
         data, and leave the global model in the user's model. May be called again."""
-        if self._closed:
-            return
-        if self._parts.left:
-            return self.abandon()
         try:
-            assembly.finish(self._parts)
+            if not self._closed and not self._parts.left:
+                assembly.finish(self._parts)
         finally:
-            self._take_apart()
-
-    def _take_apart(self) -> None:
-        self._closed = True
-        self._unregister()
-        assembly.take_apart(self._parts)
+            self.abandon()
 
     def abandon(self) -> None:
         """Leave at once after an error of this worker; its peers see the closed connection."""
         if not self._closed:
-            self._take_apart()
+            self._closed = True
+            self._unregister()
+            assembly.take_apart(self._parts)
 
     def __enter__(self) -> Run:
         return self
@@ -495,6 +477,6 @@ class Run:
         ends = isinstance(error, SystemExit) and exit_handling.succeeded(error.code)
         if error is None or ends or self._parts.left:
             self.close()
-            return
-        self._context.monitor.note("error", message=f"{type(error).__name__}: {error}")
-        self.abandon()
+        else:
+            self._context.monitor.note("error", message=f"{type(error).__name__}: {error}")
+            self.abandon()
