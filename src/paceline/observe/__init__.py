@@ -7,6 +7,7 @@
     event_file        appends whole lines, also when the disk is full
     http_server       pages over HTTP, whatever the clients do
     standard_streams  a worker's output goes on when its disk is full
+    printable         text of others, made harmless for a terminal
     sinks/            where metrics go while a run trains
     reports/          reads logs, and follows them live
 """

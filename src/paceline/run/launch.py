@@ -24,6 +24,7 @@ from typing import IO, Any, TextIO, TypeVar
 import cloudpickle
 
 from paceline.core import parent_death
+from paceline.core.parse import is_whole
 from paceline.errors import PeerLostError, UnsupportedError, WorkerFailedError
 
 Result = TypeVar("Result")
@@ -103,7 +104,7 @@ def _check(target: Any, workers: Any) -> None:
         raise UnsupportedError(
             f"{_name(target)} is a generator or a coroutine, which a call does not run: give a function that trains"
         )
-    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+    if not is_whole(workers) or workers < 1:
         raise UnsupportedError(f"workers is a number of processes, at least 1, got {workers!r}")
     if INSIDE in os.environ:
         raise UnsupportedError(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from paceline.core.parse import is_whole
 from paceline.rules.outer import (
     AdaDelay,
     Arrival,
@@ -58,7 +59,7 @@ def ssp(*, staleness: int | None = 3, period: int = 1) -> Rule:
         staleness: s, clocks that a worker may be ahead; None for any number.
         period: minibatches of a clock: 1 sends gradients, more what so many local steps changed.
     """
-    if isinstance(staleness, int) and not isinstance(staleness, bool) and staleness == 0:
+    if is_whole(staleness) and staleness == 0:
         if period == 1:
             return Rule(EveryStep(), Gradient(), topology=Ordered(), outer=Average())
         return Rule(EveryBlock(period), Delta(), topology=Ordered(), outer=Average())

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from paceline.communication.sockets.tls import TLS
+from paceline.core.parse import is_whole
 from paceline.errors import UnsupportedError
 from paceline.update.exchange.outliers import Guard
 
@@ -70,7 +71,7 @@ class Settings:
         if not isinstance(self.seed, int):
             raise UnsupportedError(f"seed must be a whole number, got {self.seed!r}")
         for name, value in (("every_blocks", self.every_blocks), ("keep", self.keep)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not is_whole(value) or value < 1:
                 raise UnsupportedError(f"{name} must be a whole number, at least 1, got {value!r}")
         if self.checkpoint is not None and not (isinstance(self.checkpoint, (str, Path)) and str(self.checkpoint)):
             raise UnsupportedError(f"checkpoint must be a directory or a URL, got {self.checkpoint!r}")

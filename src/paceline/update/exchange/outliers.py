@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.core.parse import is_whole
 from paceline.errors import UnsupportedError
 
 SIGMA = 1.4826
@@ -72,7 +73,7 @@ class Guard:
     def __post_init__(self) -> None:
         for name, lowest in (("window", 2), ("history", 2)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
+            if not is_whole(value) or value < lowest:
                 raise UnsupportedError(f"{name} of a guard must be a whole number, at least {lowest}, got {value!r}")
         if self.history > self.window:
             raise UnsupportedError(

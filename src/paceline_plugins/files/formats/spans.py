@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,9 +91,3 @@ def unique(names: Sequence[str]) -> list[str]:
         seen[name] = seen.get(name, 0) + 1
         found.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
     return found
-
-
-def text_of(shapes: Mapping[str, Tensor]) -> str:
-    """`4 tensors, 12,345 numbers`."""
-    count = len(shapes)
-    return f"{count} tensor{'s' if count != 1 else ''}, {sum(one.numel() for one in shapes.values()):,} numbers"
