@@ -13,12 +13,12 @@ choice(x,y,..)     one of these, as words or     near: the one before or after i
 from __future__ import annotations
 
 import ast
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from paceline.core.parse import is_number
 from paceline.errors import RuleError
 from paceline.tuning.names import checked, split
 
@@ -61,7 +61,7 @@ class NumberRange:
         return replace(self, low=self._within(ends[0]), high=self._within(ends[1]))
 
     def holds(self, value: Any) -> bool:
-        return _is_number(value) and bool(self.low <= value <= self.high)
+        return is_number(value) and bool(self.low <= value <= self.high)
 
     def _within(self, value: float) -> float:
         return min(self.high, max(self.low, value))
@@ -94,7 +94,7 @@ class Choice:
     @property
     def ordered(self) -> bool:
         """Whether all are numbers, so that values have neighbours."""
-        return all(_is_number(one) for one in self.values)
+        return all(is_number(one) for one in self.values)
 
     def at(self, part: float) -> Any:
         return self.values[min(len(self.values) - 1, int(len(self.values) * part))]
@@ -156,7 +156,7 @@ def _choice(text: str, values: tuple[Any, ...]) -> Choice:
 
 
 def _between(text: str, kind: str, values: tuple[Any, ...]) -> Range:
-    if len(values) != 2 or not all(_is_number(one) for one in values) or not values[0] < values[1]:
+    if len(values) != 2 or not all(is_number(one) for one in values) or not values[0] < values[1]:
         raise RuleError(f"{text!r}: {kind}(a,b) needs two numbers, the smaller one first; {EXAMPLES}")
     if kind == "int":
         if not all(isinstance(one, int) for one in values):
@@ -181,7 +181,3 @@ def _literal(word: str) -> Any:
         return ast.literal_eval(word)
     except (ValueError, SyntaxError):
         return word
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
