@@ -18,7 +18,7 @@ GOALS = {
     "push_files": 20,
     "push_changes": 50,
 }
-TODAY = {**GOALS, "attach_changes": 142}
+TODAY = GOALS
 """Where a figure is still above its goal, what it is; a change that shortens a way lowers its figure here."""
 
 

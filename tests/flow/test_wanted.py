@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.communication.calls import BLOCK
+from paceline.communication.base import BLOCK
 from paceline.flow.wanted import WantedWorkers
 from paceline.rules.recipes import rule_from_text
 from paceline.update.engine.blocks.outer_state import Diversity

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.communication.calls import WORDS
+from paceline.communication.base import WORDS
 from paceline.communication.virtual.transport import VirtualTransport
 from paceline.update.engine.blocks import outer_state
 from tests.helpers import same_bits, simulate

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import paceline
-from paceline.communication.calls import _ADVICE, AGREEMENT, advice
+from paceline.communication.base import _ADVICE, AGREEMENT, advice
 from paceline.errors import ElsewhereError
 from tests.helpers import make_net, same_bits, sgd, simulate, state_of
 

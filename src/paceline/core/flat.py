@@ -426,6 +426,7 @@ class Shards:
         sharded: list[Any] = [one for one in parameters if is_sharded(one)]
         meshes = {one.device_mesh for one in sharded}
         self._mesh: Any = next(iter(meshes), None)
+        self.any = self._mesh is not None
         self._device = local(sharded[0]).device if sharded else None
         if len(meshes) > 1 or any(mesh.ndim > 1 for mesh in meshes):
             raise UnsupportedError(
@@ -433,21 +434,18 @@ class Shards:
                 "shard all of them over one mesh of one dimension, such as fully_shard(model, mesh=mesh['shard'])"
             )
 
-    def __bool__(self) -> bool:
-        return self._mesh is not None
-
     @property
     def place(self) -> tuple[int, int]:
         """Which shard this process holds, and of how many."""
-        return (self._mesh.get_local_rank(), self._mesh.size()) if self else (0, 1)
+        return (self._mesh.get_local_rank(), self._mesh.size()) if self.any else (0, 1)
 
     def all(self, yes: bool) -> bool:
         """Whether all processes of the worker say so."""
-        return yes if not self else not self._sums(not yes)[0]
+        return yes if not self.any else not self._sums(not yes)[0]
 
     def together(self, norm: float, mean_norm: float, finite: bool) -> tuple[float, float, bool]:
         """Two norms of the whole worker, and whether all of it is finite, from those of this process."""
-        if not self:
+        if not self.any:
             return norm, mean_norm, finite
         squares = self._sums(norm**2, mean_norm**2, not finite)
         return math.sqrt(squares[0]), math.sqrt(squares[1]), not squares[2]
@@ -455,8 +453,7 @@ class Shards:
     def _sums(self, *numbers: float) -> list[float]:
         row = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         torch.distributed.all_reduce(row, group=self._mesh.get_group())
-        sums: list[float] = row.tolist()
-        return sums
+        return list(row.tolist())
 
 
 def reshard(model: Modules) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import ast
 import difflib
 import math
-from typing import Any, TypeGuard
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeGuard
 
 from paceline.errors import RuleError
 
@@ -57,28 +58,52 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def check(fits: bool, name: str, wanted: str, value: object) -> None:
-    """Raise `RuleError` unless the value of setting `name` fits."""
+def check(fits: bool, name: str, wanted: str, value: object, more: str = "") -> None:
+    """Raise `RuleError` unless the value of setting `name` fits; `more` follows in the message."""
     if not fits:
-        raise RuleError(f"{name} must be {wanted}, got {value!r}")
+        raise RuleError(f"{name} must be {wanted}, got {value!r}{more}")
 
 
-def check_whole(name: str, value: object, least: int, of: str = "", most: float = math.inf) -> None:
+def check_whole(name: str, value: object, least: int, of: str = "", most: float = math.inf, shown: str = "") -> None:
     """Raise `RuleError` unless it is a whole number in these bounds; `of`: what it counts, such as "of steps"."""
-    bounds = f", at least {least}" if most == math.inf else f" from {least} to {most}"
+    bounds = f", at least {least}" if most == math.inf else f" from {least} to {shown or most}"
     check(is_whole(value) and least <= value <= most, name, f"a whole number{of and f' {of}'}{bounds}", value)
 
 
-def check_share(name: str, value: object) -> None:
-    """Raise `RuleError` unless it is a number from 0 to 1."""
-    check(is_number(value) and 0 <= value <= 1, name, "a number from 0 to 1", value)
-
-
-def check_number(name: str, value: object, low: float, below: float) -> None:
-    """Raise `RuleError` unless it is a number from `low` to below `below`."""
-    check(is_number(value) and low <= value < below, name, f"a number from {low:g} to below {below:g}", value)
+def check_number(name: str, value: object, low: float, high: float, to: bool = False) -> None:
+    """Raise `RuleError` unless it is a number from `low` to below `high`, or up `to` it."""
+    inside = is_number(value) and low <= value <= high and (to or value < high)
+    check(inside, name, f"a number from {low:g} to {'' if to else 'below '}{high:g}", value)
 
 
 def check_bool(name: str, value: object) -> None:
     """Raise `RuleError` unless it is True or False."""
     check(isinstance(value, bool), name, "True or False", value)
+
+
+Check = Callable[[Any, str], None]  # raises `RuleError` unless the setting of this name fits an object
+
+
+class Checked:
+    """A dataclass whose settings are checked when it is made."""
+
+    checks: ClassVar[Mapping[str, Check]] = {}
+
+    def __post_init__(self) -> None:
+        for name, one in self.checks.items():
+            one(self, name)
+
+
+def whole(least: int, of: str = "", most: float | str = math.inf) -> Check:
+    """The check of a whole number in these bounds, as `check_whole`; `most` may name another setting."""
+
+    def check_setting(part: Any, name: str) -> None:
+        highest, shown = (getattr(part, most), f"the {most} ") if isinstance(most, str) else (most, "")
+        check_whole(name, getattr(part, name), least, of, highest, shown and f"{shown}({highest})")
+
+    return check_setting
+
+
+def fits(test: Callable[[Any], bool], wanted: str, more: str = "") -> Check:
+    """The check of a value that passes a test."""
+    return lambda part, name: check(test(getattr(part, name)), name, wanted, getattr(part, name), more)

@@ -33,8 +33,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from paceline.checkpoint.reshard import OldCheckpoint
-from paceline.communication.base import Pending, Transport
-from paceline.communication.calls import AGREEMENT
+from paceline.communication.base import AGREEMENT, Pending, Transport
 from paceline.core.bits import KEY_CHARACTERS
 from paceline.core.state_tree import build, flatten
 from paceline.errors import CheckpointError, PeerLostError

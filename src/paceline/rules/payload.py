@@ -40,11 +40,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch.optim import Optimizer
 
 from paceline.core.optimizer_state import is_adam, keeps_maximum, keeps_state, lower_beta1, refuse_uncompensated
-from paceline.core.parse import check, check_whole, is_number
+from paceline.core.parse import Checked, check_whole, fits, is_number
 from paceline.errors import UnsupportedError
 
 LOCAL_STATE = ("auto", "keep", "reset", "average", "compensate", "fitting")
@@ -124,8 +125,12 @@ class FirstMoment(Payload):
         return f"Adam's first moment, after {self.warmup} steps with the gradient"
 
 
+_WORD = fits(lambda word: word in LOCAL_STATE, f"one of {', '.join(LOCAL_STATE)}")
+_SHARE = fits(lambda one: one is None or (is_number(one) and 0 <= one < 1), "a number from 0 to below 1, or None")
+
+
 @dataclass(frozen=True)
-class Delta(Payload):
+class Delta(Checked, Payload):
     """The parameters' displacement over a block, and the local optimizer's state, if it is exchanged.
 
     Attributes:
@@ -139,17 +144,12 @@ class Delta(Payload):
     """
 
     spans_block = True
+    checks: ClassVar = {"local_state": _WORD, "mixing": _SHARE, "beta1": _SHARE}
 
     local_state: str = "auto"
     adam_only: bool = False
     mixing: float | None = None
     beta1: float | None = None
-
-    def __post_init__(self) -> None:
-        check(self.local_state in LOCAL_STATE, "local_state", f"one of {', '.join(LOCAL_STATE)}", self.local_state)
-        for name, value in (("mixing", self.mixing), ("beta1", self.beta1)):
-            fits = value is None or (is_number(value) and 0 <= value < 1)
-            check(fits, name, "a number from 0 to below 1, or None", value)
 
     @property
     def changes_optimizer_state(self) -> bool:

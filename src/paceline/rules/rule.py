@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
-from paceline.core.parse import check, check_share, is_number
+from paceline.core.parse import Checked, fits, is_number
 from paceline.core.world import World
 from paceline.errors import RuleError, UnsupportedError
 from paceline.rules.codec import Codec, Dense
@@ -71,8 +71,11 @@ class RecipeCall(str):
         return call
 
 
+_NO_BOUND = "; there is no bound on the loss any more: take auto; it chooses by the network and the length of the run"
+
+
 @dataclass(frozen=True)
-class BlockSettings:
+class BlockSettings(Checked):
     """Settings of rules whose workers exchange blocks together; other rules have the defaults.
 
     Attributes:
@@ -84,20 +87,16 @@ class BlockSettings:
         rate_exponent: s, where each of k workers has k^s times the local learning rate of one.
     """
 
+    checks: ClassVar = {
+        "within": fits(lambda one: one in ("", "host"), '"" or "host"', _NO_BOUND),
+        "ema": fits(lambda one: is_number(one) and 0 <= one < 1, "a number from 0 (no average) to below 1"),
+        "rate_exponent": fits(lambda one: is_number(one) and 0 <= one <= 1, "a number from 0 to 1"),
+    }
+
     within: str = ""
     ema: float = 0.0
     alone: bool = False
     rate_exponent: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.within not in ("", "host"):
-            raise RuleError(
-                f'within must be "" or "host", got {self.within!r}; there is no bound on the loss any more: take auto; '
-                "it chooses by the network and the length of the run"
-            )
-        fits = is_number(self.ema) and 0 <= self.ema < 1
-        check(fits, "ema", "a number from 0 (no average) to below 1", self.ema)
-        check_share("rate_exponent", self.rate_exponent)
 
     def check(self, schedule: Schedule) -> None:
         """Refuse an average or an outer step of blocks under a schedule that has none."""

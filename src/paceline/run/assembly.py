@@ -412,10 +412,11 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         tuner.begin(lambda: (engine.exchanged if engine is not None else 0, progress.steps))
         checkpointer = _checkpointer(context, membership, state) if settings.checkpoint is not None else None
         due = partial(_due_step, checkpointer, observers) if checkpointer is not None else None
+        hooks = StepHooks(context, engine, mistakes, checkpointer)
         if isinstance(engine, Engine):
             _meet_after_passes(context, engine, state, checkpointer)
-        loaders.begin(engine.leases if engine is not None else None, due)
-        hooks = StepHooks(context, engine, mistakes, checkpointer)
+        loaders.begin(engine.leases if engine is not None else None, due, hooks.pass_over)
+        loaders.warn_by(mistakes.warn, mistakes.on_empty_pass)
         on_error.pop_all()
     return RunParts(context, membership, state, engine, mistakes, sinks, checkpointer, hooks)
 
@@ -474,7 +475,7 @@ def start(parts: RunParts, run: Any) -> None:
         parts.state.take_over(elastic, parts.checkpointer)
     if parts.checkpointer is not None:
         parts.state.watch_frozen()
-    parts.hooks.begin()
+    parts.hooks.pass_over()
     elements = sum(p.numel() for _, named in context.owned for _, p in named)
     # a worker that joins may have taken over tuned settings
     text = context.rule.text() if parts.membership is not None else parts.state.rule_text
@@ -577,8 +578,6 @@ def _tuner(
         return buffer_elements(validation.without_ddp(model, rule, settings.group))
 
     def period_controller(rule: Rule) -> PeriodController | None:
-        if not rule.schedule.follows_times:
-            return None
         return period_controller_for(rule, transport, owned, buffers(), monitor.of_blocks)
 
     if rule.schedule.probe is not None and exchanges and settings.control is None and world.size > 1:

@@ -60,12 +60,11 @@ class Mistakes:
         self.passes: list[tuple[weakref.ref[Any], int, str]] = []  # iterator, samples, calling line
         self._warned: set[str] = set()
         self._schedulers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps made
-        loaders.warn_by(self._warn, self._on_empty_pass)
         if world.size > 1 and data != "split":
             _active.add(self)
             _patch_loaders_and_schedulers()
 
-    def _warn(self, key: str, text: str, everywhere: bool = False) -> None:
+    def warn(self, key: str, text: str, everywhere: bool = False) -> None:
         if key not in self._warned and (everywhere or self._world.rank == 0):
             self._warned.add(key)
             logger.warning("%s", self._world.sign(text))
@@ -87,7 +86,7 @@ class Mistakes:
         ours = str(sys._getframe(2).f_globals.get("__name__", "")).startswith(("paceline.", "paceline_plugins."))
         where = "" if ours or share is None or threading.get_ident() != self._thread else _calling_line()
         if share is not None and where:
-            self._warn(
+            self.warn(
                 f"length {where}",
                 f"{where}: len(..) of the program's own loader counts the batches of all {self._world.size} workers, "
                 f"and this pass over run.share(loader) has {share.batches_of_worker():,}, so that a test for the last "
@@ -100,7 +99,7 @@ class Mistakes:
             iterator = found()
             if iterator is not None and getattr(iterator, "_num_yielded", None):
                 many = f" of {samples:,} samples" if samples else ""
-                self._warn(
+                self.warn(
                     where,
                     f"{where}: the program trains on a DataLoader{many} that is not shared, so each of the "
                     f"{self._world.size} workers goes through all of it. Write `for .. in run.share(loader)`; where "
@@ -109,8 +108,8 @@ class Mistakes:
                 )
         self.passes = [one for one in self.passes if one[2] not in self._warned and one[0]() is not None]
 
-    def _on_empty_pass(self) -> None:
-        self._warn(
+    def on_empty_pass(self) -> None:
+        self.warn(
             "empty",
             "a shared loader gave this worker no batch in an epoch: it has no samples, or fewer batches than there are "
             "workers, or is a generator, which can be gone through once; look at its data set and its batch size",
@@ -120,7 +119,7 @@ class Mistakes:
     def numbers(self, values: dict[str, Any], closed: bool) -> dict[str, float]:
         """The values that the program logs, as numbers; others are refused."""
         if closed:
-            self._warn("late", "run.log after run.close(): it is not written; log before the run is closed", True)
+            self.warn("late", "run.log after run.close(): it is not written; log before the run is closed", True)
         found: dict[str, float] = {}
         for name, value in values.items():
             try:
@@ -152,7 +151,7 @@ class Mistakes:
                 self._warn_of_schedule(scheduler, horizon, says, own / whole)
 
     def _warn_of_schedule(self, scheduler: Any, horizon: tuple[str, int], says: str, way: float) -> None:
-        self._warn(
+        self.warn(
             "schedule",
             f"{type(scheduler).__name__} has {horizon[0]}={horizon[1]}, {says} the rate comes only {way:.0%} of the "
             "way: count with len(run.share(loader)), not with len(loader)",
@@ -263,8 +262,6 @@ class StepHooks:
         self._handles: list[Any] = []
         self._removed = False
         self._changes = ProgramChanges(context, engine) if engine is not None else None
-        if self._changes is not None:
-            self._loaders.after_passes(self._changes.passed)
 
     def install(self, run: Any) -> None:
         """Hook the steps of the optimizers, and mark them as attached to `run`."""
@@ -274,8 +271,8 @@ class StepHooks:
                 self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
 
-    def begin(self) -> None:
-        """The run has its state, with which the program is to begin."""
+    def pass_over(self) -> None:
+        """A pass with steps of the optimizer is over, or the run has the state with which the program is to begin."""
         if self._changes is not None:
             self._changes.passed()
 
@@ -373,16 +370,12 @@ class ProgramChanges:
         self._at = (-1, -1)
         self._named: set[str] = set()
 
-    @property
-    def _now(self) -> tuple[int, int]:
-        return self._engine.exchanged, self._context.progress.steps
-
     def stepped(self) -> None:
         """A step is over, with its exchange if there was one."""
         written = self._engine.take_written()
         if not written:
             return
-        at = self._now
+        at = self._engine.exchanged, self._context.progress.steps
         if self._found and not self._context.tuner.rule.schedule.overlap:  # else this is within a block
             self.tell()
         if is_sampled(at[0]):
@@ -391,7 +384,7 @@ class ProgramChanges:
     def passed(self) -> None:
         """A pass over the data is over, or the first one is to come."""
         if not self._engine.gradients_due:
-            self._hold(self._everything, self._now)
+            self._hold(self._everything, (self._engine.exchanged, self._context.progress.steps))
 
     def _hold(self, parts: Iterable[Fragment], at: tuple[int, int]) -> None:
         self._at, self._held = at, [(part, sums(part)) for part in parts]
@@ -399,7 +392,8 @@ class ProgramChanges:
     def look(self) -> None:
         """An optimizer is about to step; what is found stays on the device, for which nothing waits within a block."""
         held, self._held = self._held, []
-        if held and self._at == self._now:  # else a merge or a restored state came between
+        # else a merge or a restored state came between
+        if held and self._at == (self._engine.exchanged, self._context.progress.steps):
             with contextlib.suppress(UnsupportedError):  # the exchange refuses a model that has changed its shape
                 self._found += [(part.names, changed(part, before)) for part, before in held]
 

@@ -51,7 +51,7 @@ class Rates:
     def __init__(self, optimizers: list[Optimizer]) -> None:
         self._optimizers = optimizers
         self.factors: dict[int, float] = {}
-        self._common = 1.0
+        self.common = 1.0
         self._stepping: Optimizer | None = None  # its step is under way
         self._kept: list[tuple[Group, Any, Any, float]] = []  # a group, its rate, the rate in its place, their ratio
         self._handles: list[Any] = []
@@ -63,14 +63,9 @@ class Rates:
         """The groups in the order of their numbers; read each time, because loading a state replaces them."""
         return [(optimizer, group) for optimizer in self._optimizers for group in optimizer.param_groups]
 
-    @property
-    def common(self) -> float:
-        return self._common
-
-    @common.setter
-    def common(self, factor: float) -> None:
-        """In the middle of a step it holds for that step already."""
-        self._common = factor
+    def scale_all(self, factor: float) -> None:
+        """Give all groups a common factor; in the middle of a step it holds for that step already."""
+        self.common = factor
         if self._stepping is not None:
             self._put_back()
             self._apply(self._stepping)
@@ -87,7 +82,7 @@ class Rates:
         if self._kept:  # the last step may have raised, and the program may have written a rate since
             self._put_back(1.0)
         self._stepping = optimizer
-        if self.factors or self._common != 1:
+        if self.factors or self.common != 1:
             self._apply(optimizer)
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

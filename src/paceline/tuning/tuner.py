@@ -39,7 +39,7 @@ class MeasuredChoices:
         tunables: the settings.
         chooser: of the rule, if a probe chooses it.
         unprobed: why no probe can begin; empty if it can, or the rule has none.
-        period_controller_for: makes the period controller of a rule.
+        period_controller_for: makes the period controller of a rule whose period follows measured times.
 
     Attributes:
         period_controller: set under rules whose period follows measured times.
@@ -58,9 +58,8 @@ class MeasuredChoices:
 
     def begin(self) -> None:
         """The run exchanges: take the rates of its workers, and control the period where no probe comes first."""
-        self.follow_workers()
-        if not self.probing:
-            self.period_controller = self._period_controller_for(self._tunables.rule)
+        self.follow_workers(probing := self.probing)
+        self.period_controller = None if probing else self._controller(self._tunables.rule)
 
     # -- measuring --------------------------------------------------------------------------------
 
@@ -156,13 +155,16 @@ class MeasuredChoices:
     def _use(self, chooser: RuleChooser) -> None:
         """Continue with the chooser's present rule."""
         self._tunables.rule = chooser.rule
-        self.follow_workers()
-        self.period_controller = None if chooser.probing else self._period_controller_for(chooser.rule)
+        self.follow_workers(chooser.probing)
+        self.period_controller = None if chooser.probing else self._controller(chooser.rule)
 
-    def follow_workers(self) -> None:
-        """Give the local learning rates the factor that the rule has for this number of workers."""
+    def _controller(self, rule: Rule) -> PeriodController | None:
+        return self._period_controller_for(rule) if rule.schedule.follows_times else None
+
+    def follow_workers(self, probing: bool) -> None:
+        """Give the local learning rates the factor that the rule has for this number of workers, none in a probe."""
         tunables = self._tunables
-        tunables.rates.common = 1.0 if self.probing else tunables.rule.rate_factor(tunables.workers)
+        tunables.rates.scale_all(1.0 if probing else tunables.rule.rate_factor(tunables.workers))
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -337,7 +339,7 @@ class Tuner:
         """The membership changed; the rule counts each worker of `world`."""
         self._world = world
         self.tunables.workers = world.size
-        self.measured.follow_workers()
+        self.measured.follow_workers(self.measured.probing)
         if self.measured.period_controller is not None:
             self.measured.period_controller.renew()
 

@@ -14,8 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.communication.base import Pending, SubgroupTransport, check_other, check_sizes, ordered_sum, put, staged
-from paceline.communication.calls import AGREEMENT
+from paceline.communication.base import (
+    AGREEMENT,
+    Pending,
+    SubgroupTransport,
+    check_other,
+    check_sizes,
+    ordered_sum,
+    put,
+    staged,
+)
 from paceline.core.world import World
 from paceline.errors import MismatchError
 from paceline_plugins.mpi.job import MpiJob

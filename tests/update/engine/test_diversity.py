@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from paceline.communication.calls import BLOCK
+from paceline.communication.base import BLOCK
 from paceline.rules.recipes import rule_from_text
 from paceline.testing import check_rule
 from paceline.update.engine.blocks.outer_state import BlockNumbers, Diversity

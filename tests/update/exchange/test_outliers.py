@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.communication.calls import BLOCK
+from paceline.communication.base import BLOCK
 from paceline.update.exchange.exchanger import (
     NO_PAYLOAD,
     ExchangeHeader,

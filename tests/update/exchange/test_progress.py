@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from paceline.communication.base import CompletedOperation, Pending, SoloTransport
-from paceline.communication.calls import BLOCK
+from paceline.communication.base import BLOCK, CompletedOperation, Pending, SoloTransport
 from paceline.core.optimizer_state import Owned
 from paceline.core.world import World
 from paceline.rules.recipes import rule_from_text

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import paceline
-from paceline.communication.calls import WORDS
+from paceline.communication.base import WORDS
 from paceline.forecast.sim import Clock, exponential, link
 from paceline.rules.outer import Sum
 from paceline.rules.schedule import Bounded

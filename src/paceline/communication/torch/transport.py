@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.communication.base import (
+    AGREEMENT,
     Pending,
     SubgroupTransport,
     check_other,
@@ -29,7 +30,6 @@ from paceline.communication.base import (
     put,
     world_within,
 )
-from paceline.communication.calls import AGREEMENT
 from paceline.communication.torch import rendezvous
 from paceline.communication.torch.groups import Begin, Connection, GroupHolder
 from paceline.core.world import World, host_name

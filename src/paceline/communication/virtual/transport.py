@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from paceline.communication.base import (
+    AGREEMENT,
     CompletedOperation,
     Pending,
     Transport,
@@ -34,7 +35,6 @@ from paceline.communication.base import (
     group_of,
     world_within,
 )
-from paceline.communication.calls import AGREEMENT
 from paceline.communication.virtual.clock import Clock
 from paceline.core.world import World
 from paceline.errors import PeerLostError

@@ -119,9 +119,8 @@ class LoaderRegistry(RunData):
         began: Callable[[int, int | None], None],
         waited: Callable[[float], None] = lambda seconds: None,
     ) -> None:
+        self.waited, self._data = waited, NumberedData()
         super().__init__(world, seed, began)
-        self.waited = waited
-        self._data = NumberedData()
         self._shares: WeakValueDictionary[int, SharedLoader] = WeakValueDictionary()  # by the ids of their loaders
         self._recent: deque[SharedLoader] = deque(maxlen=RECENT)
         self._loaded: Sequence[Load] = []
@@ -153,9 +152,15 @@ class LoaderRegistry(RunData):
         self._rows: list[list[int]] = []  # the last of them
         self._closed = False
 
-    def begin(self, leases: Leases | None, safe: Callable[[], Callable[[], None] | None] | None) -> None:
-        """The run is built; `safe` gives what is called where an iteration of the program's loop is over."""
-        self.leases, self.safe = leases, safe or self.safe
+    def begin(
+        self,
+        leases: Leases | None,
+        safe: Callable[[], Callable[[], None] | None] | None,
+        passed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """The run is built; `safe` gives what is called where an iteration of the program's loop is over, and `passed`
+        is called after a pass in which the optimizer stepped."""
+        self.leases, self.safe, self.passed = leases, safe or self.safe, passed
 
     def among_members(self, ready: Callable[[], None], may_leave: Callable[[], None]) -> None:
         """What an elastic run calls before the first batch of a pass, and where an iteration is over."""
@@ -168,10 +173,6 @@ class LoaderRegistry(RunData):
     def warn_by(self, warn: Callable[[str, str], None], empty: Callable[[], None]) -> None:
         """Where warnings go, and what is called after a pass without a batch."""
         self.warn, self.empty = warn, empty
-
-    def after_passes(self, passed: Callable[[], None]) -> None:
-        """What is called after a pass in which the optimizer stepped."""
-        self.passed = passed
 
     def share(self, loader: Iterable[Any], even: bool = False) -> SharedLoader:
         """This worker's part of `loader`; the same object for the same loader, the same position for the same data.

@@ -24,7 +24,7 @@ import math
 from functools import cache
 from typing import ClassVar
 
-from paceline.core.parse import check, check_number, check_share, check_whole, is_number
+from paceline.core.parse import check, check_number, check_whole, is_number
 from paceline.errors import RuleError
 
 EXPONENT = 0.7
@@ -88,7 +88,7 @@ class MomentumStep:
             check_number("momentum", self.momentum, 0, 1)
         check(lr is None or (is_number(lr) and lr > 0), "lr", "a number above 0", lr)
         check_whole("ramp", self.ramp, 0, "of blocks")
-        check_share("amplify", self.amplify)
+        check_number("amplify", self.amplify, 0, 1, to=True)
         if not isinstance(gain, str):
             self.eta_zeta(2)  # a gain in numbers does not depend on N
 

@@ -21,9 +21,9 @@ from paceline.rules.recipes.asynchronous import (
     staleness_aware,
 )
 from paceline.rules.recipes.auto import AUTO, auto
-from paceline.rules.recipes.base import Dimensions, Recipe
 from paceline.rules.recipes.blocks import BLOCKS, averaging, bmuf, bmuf_adam, diloco, streaming_diloco
 from paceline.rules.recipes.lockstep import LOCKSTEP, one_bit, one_bit_adam, power, sync, top_k
+from paceline.rules.recipes.options import Dimensions, Recipe
 from paceline.rules.rule import Rule
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*AUTO, *LOCKSTEP, *BLOCKS, *ASYNCHRONOUS)}

@@ -16,7 +16,7 @@ from paceline.rules.outer import (
     TunedMomentum,
 )
 from paceline.rules.payload import Delta, Gradient, Parameters
-from paceline.rules.recipes.base import Recipe
+from paceline.rules.recipes.options import Recipe
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Bounded, EveryBlock, EveryStep
 from paceline.rules.topology import Ordered, Sharded

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from paceline.core.parse import check_whole
 from paceline.rules.outer import BlockMomentum
 from paceline.rules.payload import Delta
-from paceline.rules.recipes.base import Recipe, between
 from paceline.rules.recipes.blocks import BMUF
-from paceline.rules.recipes.options import PacedOptions, own_exponent, takes
+from paceline.rules.recipes.options import PacedOptions, Recipe, between, own_exponent, takes
 from paceline.rules.rule import BlockSettings, Rule
 from paceline.rules.schedule import Pace, Paced, Probe
 from paceline.rules.schedule.growth import RATE_EXPONENT, make_growth

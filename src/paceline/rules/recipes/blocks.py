@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from paceline.rules.outer import Average, BlockMomentum, Nesterov
 from paceline.rules.payload import Delta
-from paceline.rules.recipes.base import Recipe
 from paceline.rules.recipes.options import (
     AdamOptions,
     BlockOptions,
     MomentumOptions,
     OuterOptions,
+    Recipe,
     StreamingOptions,
     fields,
     schedule,

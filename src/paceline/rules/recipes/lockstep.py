@@ -6,7 +6,7 @@ from __future__ import annotations
 from paceline.rules.codec import LowRank, OneBit, TopK
 from paceline.rules.outer import Average, FrozenAdam
 from paceline.rules.payload import FirstMoment, Gradient
-from paceline.rules.recipes.base import Dimensions, Recipe, carried_by
+from paceline.rules.recipes.options import Dimensions, Recipe, carried_by
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import EveryStep
 

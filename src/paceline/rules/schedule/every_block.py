@@ -15,14 +15,15 @@ momentum; Douillard et al., arXiv 2501.18512 (fragments with offsets, and the de
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import ClassVar
 
-from paceline.core.parse import check, check_whole, is_whole
+from paceline.core.parse import Checked, whole
 from paceline.rules.schedule.base import Schedule
 from paceline.rules.schedule.growth import GivenGrowth, Growth
 
 
 @dataclass(frozen=True, repr=False)
-class EveryBlock(Schedule):
+class EveryBlock(Checked, Schedule):
     """Blocks of `period` minibatches on each worker.
 
     Attributes:
@@ -36,21 +37,18 @@ class EveryBlock(Schedule):
     exchanges_blocks = True
     remembers_start = True
     can_be_elastic = True
+    checks: ClassVar = {
+        "period": whole(1, "of minibatches"),
+        "warmup": whole(0, "of steps"),
+        "fragments": whole(1, most="period"),
+        "overlap": whole(0, "of minibatches", most="period"),
+    }
 
     period: int = 16
     warmup: int = 0
     fragments: int = 1
     overlap: int = 0
     grow: Growth | GivenGrowth | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        period, fragments, overlap = self.period, self.fragments, self.overlap
-        check_whole("period", period, 1, "of minibatches")
-        check_whole("warmup", self.warmup, 0, "of steps")
-        fits = is_whole(fragments) and 1 <= fragments <= period
-        check(fits, "fragments", f"a whole number from 1 to the period ({period})", fragments)
-        fits = is_whole(overlap) and 0 <= overlap <= period
-        check(fits, "overlap", f"a whole number of minibatches from 0 to the period ({period})", overlap)
 
     def can_go_back(self, warm: bool) -> bool:
         """Not in a warm-up, which has no outer state yet."""

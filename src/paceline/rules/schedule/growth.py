@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from paceline.core.parse import check, check_share, check_whole, is_number, read_call
+from paceline.core.parse import check, check_number, check_whole, is_number, read_call
 from paceline.errors import RuleError
 
 RATE_EXPONENT = 0.29
@@ -54,7 +54,7 @@ class Growth:
         check_whole("blocks of a growth", self.blocks, 1)
         fits = is_number(self.threshold) and self.threshold > 0
         check(fits, "threshold of a growth", "a number above 0", self.threshold)
-        check_share("rate_exponent", self.rate_exponent)
+        check_number("rate_exponent", self.rate_exponent, 0, 1, to=True)
 
     def next(self, workers: int, most: int, effective: float, blocks: int, minibatches: int = 0) -> int:
         """k of the next block.
@@ -102,7 +102,7 @@ class GivenGrowth:
                 check_whole(what, number, 1)
             if list(numbers) != sorted(set(numbers)):
                 raise RuleError(f"{what} must rise from stage to stage, got {', '.join(map(str, numbers))}")
-        check_share("rate_exponent", self.rate_exponent)
+        check_number("rate_exponent", self.rate_exponent, 0, 1, to=True)
 
     @property
     def first(self) -> int:

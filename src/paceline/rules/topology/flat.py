@@ -17,25 +17,24 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.communication.base import Transport
-from paceline.core.parse import check_whole
+from paceline.core.parse import Checked, whole
 from paceline.rules.codec.base import Codec
 from paceline.rules.codec.layout import Layout
 from paceline.rules.topology.base import DirectRoute, Groups
 
 
 @dataclass(frozen=True)
-class Flat:
+class Flat(Checked):
     """All-reduce among all workers.
 
     Attributes:
         chunks: how many pieces a large exchange is cut into; each has 1 MiB at least.
     """
 
+    checks: ClassVar = {"chunks": whole(1, most=64)}
+
     chunks: int = 8
     ordered: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_whole("chunks", self.chunks, 1, most=64)
 
     def route(self, transport: Transport, operations: int) -> DirectRoute:
         """The route over `transport`."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from paceline.communication.sockets.tls import TLS
 from paceline.core.parse import is_whole
 from paceline.errors import UnsupportedError
@@ -46,11 +44,6 @@ class Settings:
     round: Any = None  # of a search, or None
     receipts: str | Path | None = None  # directory of the receipts, or None
     observers: tuple[str, ...] = ()  # names of what watches the run (`paceline.extensions.OBSERVERS`)
-
-    @property
-    def outer_state_device(self) -> torch.device | None:
-        """The device of outer state; None for the tensors' own device."""
-        return torch.device("cpu") if self.outer_state == "host" else None
 
     def __post_init__(self) -> None:
         if self.outer_state not in ("device", "host"):

@@ -27,8 +27,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.communication import calls
-from paceline.communication.base import Pending, Transport
+from paceline.communication.base import BLOCK, Pending, Transport, check_alike
 from paceline.core.flat import Fragment, flat_view
 from paceline.core.world import World
 from paceline.data.sharing.place import ENDED, PASS_AT_BIT
@@ -51,7 +50,7 @@ WARMUP_END = -1
 
 def gradients_kind(optimizer: int) -> int:
     """The gradients of optimizer 0, 1, ..."""
-    return 1 + optimizer  # the block of fragment 0, 1, ... is calls.BLOCK + its number
+    return 1 + optimizer  # the block of fragment 0, 1, ... is BLOCK + its number
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ class ExchangeSummary:
     @cached_property
     def somebody_left(self) -> bool:
         """Whether a worker has no more work, or joins a block only because another process of its host trains."""
-        return any(h.leaving or (h.kind >= calls.BLOCK and not (h.minibatches or h.merges)) for h in self.headers)
+        return any(h.leaving or (h.kind >= BLOCK and not (h.minibatches or h.merges)) for h in self.headers)
 
     @cached_property
     def all_leaving(self) -> bool:
@@ -555,7 +554,7 @@ def summary_of(rows: bytes, size: int) -> ExchangeSummary:
     table = torch.frombuffer(bytearray(rows), dtype=torch.int64).view(size, -1).tolist()
     headers = [ExchangeHeader.unpack(row) for row in table]
     kind = next((h.kind for h in headers if h.brings), NO_PAYLOAD)
-    if kind >= calls.BLOCK:  # those that stand bring what they have made so far
+    if kind >= BLOCK:  # those that stand bring what they have made so far
         headers = [replace(h, brings=True, kind=kind) if h.kind == NO_PAYLOAD and h.minibatches else h for h in headers]
     return with_outliers_dropped(ExchangeSummary(tuple(headers)))
 
@@ -573,7 +572,7 @@ def with_outliers_dropped(summary: ExchangeSummary) -> ExchangeSummary:
 def agree(summary: ExchangeSummary, world: World) -> None:
     """Raise where workers are at different places of the program, or hold different bits."""
     headers = summary.headers
-    calls.check_alike([h.kind for h in headers], [h.leaving for h in headers], world)
+    check_alike([h.kind for h in headers], [h.leaving for h in headers], world)
     places = {(h.sequence, h.kind) for h in headers if h.brings} or {(h.sequence, NO_PAYLOAD) for h in headers}
     if len(places) > 1 or len({h.sequence for h in headers}) > 1:
         said = "; ".join(f"{world.name(r)} at exchange {h.sequence}" for r, h in enumerate(headers))

@@ -28,7 +28,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -94,13 +94,17 @@ class Guard:
         return math.exp(min(700.0, middle + max(math.log(self.least), self.threshold * spread)))
 
 
+GUARDS = {"auto": Guard(gradients=False), "outliers": Guard()}
+"""What the words mean."""
+
+
 def make_guard(guard: Guard | str | None) -> Guard | None:
     """What `attach(guard=...)` means: "auto" guards blocks, "outliers" gradients as well, None nothing."""
     if guard is None or isinstance(guard, Guard):
         return guard
-    if guard not in ("auto", "outliers"):
+    if guard not in GUARDS:
         raise UnsupportedError(f'guard must be "auto", "outliers", a paceline.Guard or None, got {guard!r}')
-    return Guard() if guard == "outliers" else replace(Guard(), gradients=False)
+    return GUARDS[guard]
 
 
 class Norms:

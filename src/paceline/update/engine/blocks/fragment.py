@@ -51,13 +51,13 @@ class LocalOptimizers:
 
     def __init__(self, payload: Delta, owned: Owned, workers: int = 1) -> None:
         self._payload, self.owned = payload, owned
-        # of each optimizer "keep", "reset", "average" or "compensate"
-        self.choices = [payload.resolve(optimizer) for optimizer, _ in owned]
         self._fitted = False
         self._handles: list[Any] = []
         self.fit(workers)
         self.counts: list[float] = []  # of each optimizer the steps at the start of the block, as the rule counts them
         self.count()
+        # of each optimizer "keep", "reset", "average" or "compensate"
+        self.choices = [payload.resolve(optimizer) for optimizer, _ in owned]
 
     def __iter__(self) -> Iterator[tuple[int, str, Optimizer, list[Tensor]]]:
         """Number, choice, optimizer and its parameters."""
@@ -247,7 +247,7 @@ class BlockUpdate:
     ) -> None:
         self._number, self.state, self.exchanger = number, state, exchanger
         self.numbers, self.optimizers = state.numbers, state.optimizers
-        self._shards, self._sharded, self._observers = shards, bool(shards), observers
+        self._shards, self._sharded, self._observers = shards, shards.any, observers
         self.chunks: list[OuterStateChunk] = []  # its outer state cut for the wire; empty before the first exchange
         self.in_flight: StartedExchange | None = None  # the pending exchange, if any
         self.left_out = False  # whether this worker's part of the last exchange was not finite, or an outlier

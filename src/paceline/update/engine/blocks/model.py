@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paceline.communication.calls import BLOCK, advice
+from paceline.communication.base import BLOCK, advice
 from paceline.core.flat import Fragment, Shards, reshard
 from paceline.core.optimizer_state import Owned
 from paceline.errors import ElsewhereError, UnsupportedError
@@ -133,13 +133,13 @@ class FragmentedModel:
     def __init__(self, rule: Rule, exchanger: Exchanger, run: RunContext, workers: int) -> None:
         self._model = run.model
         shards = Shards(parameter for _, named in run.owned for _, parameter in named)
-        self._sharded = bool(shards)
+        self._sharded = shards.any
         self._rule_schedule, delta = rule.blocks, rule.delta
+        device = torch.device("cpu") if run.settings.outer_state == "host" else None  # None: each tensor's own
         self.updates: list[BlockUpdate] = []
         for number, part in enumerate(staggered(run.owned, rule.schedule.fragments)):
             model = None if number else run.model
             optimizers, numbers = LocalOptimizers(delta, part, workers), BlockNumbers(rule, workers)
-            device = run.settings.outer_state_device
             state = FragmentState(model, optimizers, numbers, device, lambda: exchanger.transport.world)
             self.updates.append(BlockUpdate(number, state, exchanger, run.settings.guard, shards, run.observers))
         self.schedule = FragmentSchedule([0] * len(self.updates))

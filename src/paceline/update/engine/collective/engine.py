@@ -171,8 +171,8 @@ class Engine:
             agreement.broadcast_start(transport, [state.fragment for state in blocks.moment_states])
             blocks.capture_moments()
         self.gradient_exchanges = GradientExchanges(run, within_host=self.host is not None)
-        self._exchange_blocks(blocks)
         self.handover = Handover(run, self.gradient_exchanges)
+        self._exchange_blocks(blocks)
         # steps of the other workers in the passes so far that this one did not make, under a block rule
         self.missed = 0
         self._told = False  # whether the user knows of skipped minibatches
@@ -591,9 +591,9 @@ def even_out(transport: Transport, summary: ExchangeSummary, fragments: Sequence
 def _what_all_share(run: RunContext) -> dict[str, Any]:
     settings = run.settings
     same: dict[str, Any] = {"seed": settings.seed, "outer_state": settings.outer_state, "guard": str(settings.guard)}
-    devices = [settings.outer_state_device] if settings.outer_state_device else _devices(run)
+    devices = {torch.device("cpu")} if settings.outer_state == "host" else _devices(run)
     same[f"kernels ({kernels.SWITCH}=0 turns Triton's off)"] = kernels.arithmetic(devices)
-    if shards := Shards(parameter for _, named in run.owned for _, parameter in named):
+    if (shards := Shards(parameter for _, named in run.owned for _, parameter in named)).any:
         same["shard"] = shards.place
     return same
 
