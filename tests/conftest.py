@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two tiers of tests, one thread for each test process, and no setting of a surrounding launcher.
+"""Three tiers of tests, one thread for each test process, and no setting of a surrounding launcher.
 
-`make test` runs the fast tier: pure functions and virtual workers, with every claim of the README. What starts real
-processes or makes networks, the adapters of frameworks and the rest of large tables carry the mark `full` and run in
-`make test-all`. A test of real processes that shows a claim of the README is marked `claim` and runs in the fast tier.
-Of a table of parameters that marks no row itself the fast tier runs `ROWS` rows, with each value where that is enough.
-Of a product of parameters `make test-all` runs each value `OFTEN` times, and `pytest -m slow` the other combinations.
+`make test` runs the fast tier: pure functions and virtual workers, with every claim of the README. `make test-all` runs
+the mark `full`, too: what starts real processes or makes networks, and the adapters of frameworks. A test of real
+processes that shows a claim of the README is marked `claim` and runs in the fast tier. `pytest -m slow` runs the rest.
+Of a table of parameters that marks no row itself the fast tier runs `ROWS` rows, with each value where that is enough,
+and `make test-all` as many others; of a table of real processes it runs the first row.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,9 +29,7 @@ HERE = Path(__file__).parent
 FRAMEWORKS = (HERE / "doors" / "adapters",)
 """Folders whose tests need a framework that the core does not."""
 ROWS = 2
-"""Of a table, in the fast tier."""
-OFTEN = 2
-"""How often `make test-all` runs each value of a product of parameters."""
+"""Of a table, in the fast tier, and as many others in `make test-all`."""
 PLUGINS = importlib.util.find_spec("paceline_plugins") is not None
 """Whether they are installed; without them the core's tests run (`tests/install/test_core_alone.py`)."""
 
@@ -74,11 +71,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for rows in tables.values():
-        if not any(item.get_closest_marker(name) for name in ("full", "slow", "claim") for item in rows):
-            for item in _rest(rows):
-                item.add_marker("full")
-            for item in _repeated(rows):
-                item.add_marker("slow")
+        marked = [item for item in rows if any(item.get_closest_marker(name) for name in ("full", "slow", "claim"))]
+        if not marked:
+            rest = _rest(rows)
+            later = _rest(rest)
+        else:
+            rest = [row for row in marked if row.get_closest_marker("full") and not row.get_closest_marker("slow")]
+            later = rest[1:]
+        for item in rest:
+            item.add_marker("full")
+        for item in later:
+            item.add_marker("slow")
 
 
 def _rest(rows: list[pytest.Function]) -> list[pytest.Function]:
@@ -90,23 +93,8 @@ def _rest(rows: list[pytest.Function]) -> list[pytest.Function]:
         if not values <= seen:
             first.append(row)
             seen |= values
-    kept = {first[k * len(first) // ROWS].nodeid for k in range(ROWS)}
-    return [row for row in rows if len(rows) > ROWS and row.nodeid not in kept]
-
-
-def _repeated(rows: list[pytest.Function]) -> list[pytest.Function]:
-    """The rows of a product of parameters, each value of which earlier rows have often enough."""
-    if all(len(set(row.callspec.indices.values())) == 1 for row in rows):
-        return []  # a list of cases
-    seen: Counter[tuple[str, int]] = Counter()
-    rest = []
-    for row in rows:
-        values = row.callspec.indices.items()
-        if row.get_closest_marker("full") and all(seen[value] >= OFTEN for value in values):
-            rest.append(row)
-        else:
-            seen.update(values)
-    return rest
+    kept = {first[k * len(first) // ROWS].nodeid for k in range(ROWS)} if len(rows) > ROWS else set()
+    return [row for row in rows if row.nodeid not in kept] if kept else []
 
 
 def pytest_collection_finish() -> None:

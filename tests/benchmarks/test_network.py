@@ -161,6 +161,7 @@ def test_a_cable_can_be_pulled_and_plugged_in_again() -> None:
         assert reaches(network, 0, 1)
 
 
+@pytest.mark.slow
 @needs_root
 @pytest.mark.network
 @pytest.mark.processes

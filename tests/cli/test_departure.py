@@ -142,6 +142,7 @@ def test_workers_leave_and_no_others_are_started(tmp_path: Path) -> None:
         workers.stop(signal.SIGKILL)
 
 
+@pytest.mark.slow  # the storms stop workers
 @processes
 @pytest.mark.full
 def test_a_host_that_sleeps_joins_again_when_it_wakes(program: Any) -> None:

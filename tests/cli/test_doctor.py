@@ -107,6 +107,7 @@ def examine(network: EmulatedNetwork, *arguments: object, **more: str) -> list[t
     )
 
 
+@pytest.mark.slow
 @needs_root
 @pytest.mark.network
 @pytest.mark.processes

@@ -105,6 +105,7 @@ def test_workers_of_another_launcher_join_and_are_replaced_there(script: Script,
     assert len(events(tmp_path / "lead", "lost")) == 1
 
 
+@pytest.mark.slow  # tests/cli/test_departure.py ends one in order
 @pytest.mark.processes
 def test_a_launcher_that_was_killed_is_followed_by_another(script: Script, tmp_path: Path) -> None:
     """One of the workers dies in between; the other is never started again."""
@@ -159,6 +160,7 @@ TRAINS = """
 """
 
 
+@pytest.mark.slow  # tests/testing plays tapes
 @pytest.mark.processes
 def test_the_tape_of_a_real_run_is_played_with_the_same_members(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -268,6 +268,7 @@ RESTARTED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_two_hosts_start_again_together(script: Script) -> None:
     path = script(RESTARTED.format(last=1, bad=2))

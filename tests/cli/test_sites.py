@@ -181,6 +181,7 @@ def test_a_host_joins_with_an_invitation_and_one_open_port(script: Script, tmp_p
     assert not seen and kept == [door / "invitation"]  # in no log
 
 
+@pytest.mark.slow  # records/2026-11-26_sites has the relay
 @pytest.mark.processes
 def test_hosts_behind_routers_meet_at_a_relay_which_may_die(script: Script, tmp_path: Path) -> None:
     path, where = script(SEEN), f"127.0.0.1:{free_port()}"
@@ -207,6 +208,7 @@ def test_hosts_behind_routers_meet_at_a_relay_which_may_die(script: Script, tmp_
     assert f"members meet at the relay at {where}" in said
 
 
+@pytest.mark.slow  # tests/cli/test_elastic.py has the launcher
 @pytest.mark.processes
 def test_a_launcher_with_a_relay_that_was_killed_is_followed_by_another(script: Script, tmp_path: Path) -> None:
     path, where, log = script(SEEN), f"127.0.0.1:{free_port()}", tmp_path / "lead"

@@ -83,6 +83,7 @@ def test_what_is_refused_of_a_tape(arguments: tuple[object, ...], why: str, tmp_
     assert result.exit_code == 2 and why in said(result), result.output
 
 
+@pytest.mark.slow  # tests/testing has the search by itself
 @pytest.mark.full
 def test_a_failure_gets_smaller_and_is_repeated_by_the_command_that_it_prints(tmp_path: Path) -> None:
     with MUTANTS["leases of lost workers are not freed"]():

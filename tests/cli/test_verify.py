@@ -87,6 +87,7 @@ def again(block: int, *arguments: str) -> Result:
     return invoke("verify", "run", "--block", block, "train.py", *arguments)
 
 
+@pytest.mark.slow  # tests/doors/zero/test_run.py compares the models
 @pytest.mark.processes
 @pytest.mark.full
 def test_real_processes_and_virtual_workers_make_the_same_blocks() -> None:
@@ -170,6 +171,7 @@ def other_processor(lines: list[Line]) -> None:
     lines[0]["machine"]["cpu"] = "another one"
 
 
+@pytest.mark.slow  # tests/observe/receipts has each of its sentences
 @pytest.mark.processes
 @pytest.mark.full
 def test_what_a_recomputation_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +202,7 @@ def test_what_a_recomputation_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("START")
 
 
+@pytest.mark.slow  # the same
 @pytest.mark.processes
 @pytest.mark.full
 def test_what_cannot_be_recomputed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,7 @@ def test_two_agents_of_torchrun_and_a_restart(tmp_path: Path) -> None:
     assert_trained(said, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
 def test_submitit_here(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "on_submitit.py"), "--local", "--tasks", "2", "--folder", "jobs"]

@@ -93,6 +93,7 @@ def test_a_wrong_rule_is_refused_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow  # records/2026-11-21_bmuf_four_workers
 @pytest.mark.processes
 def test_named_rules_are_trained_and_reported(tmp_path: Path) -> None:
     out = tmp_path / "out"

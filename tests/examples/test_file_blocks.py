@@ -56,6 +56,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     return made
 
 
+@pytest.mark.slow  # records/2026-11-23_file_blocks
 def test_four_workers_by_files_end_as_one_does(asked: Plan) -> None:
     paceline.simulate(lambda: train(asked), 1)
     alone = error("out.bin")

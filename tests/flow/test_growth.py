@@ -71,6 +71,7 @@ def test_a_run_that_was_stopped_goes_on_with_as_many_workers(tmp_path: Path) -> 
         assert judged(cluster.job, 1, 0.0) == Played(1, 0, 0, 0, 0.0), cluster.said()
 
 
+@pytest.mark.slow  # the storms grow
 def test_under_the_launcher_a_worker_dies_as_the_number_grows(tmp_path: Path) -> None:
     """The exchange of the first generation of four fails, since one member dies before it."""
     kills = [Kill("exchange", 5)]

@@ -104,6 +104,7 @@ def test_the_last_worker_writes_a_step_before_it_leaves(tmp_path: Path) -> None:
         assert cluster.control.status()["exchange"] > exchanges
 
 
+@pytest.mark.slow  # the storms do
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(1))
 def test_workers_that_come_and_go_at_any_time(tmp_path: Path, seed: int) -> None:

@@ -110,6 +110,7 @@ class Run:
         return [path.read_text(errors="replace")[-2000:] for path in sorted(self.directory.glob("*.txt"))]
 
 
+@pytest.mark.slow  # the storms cut links, and records/2026-11-26_sites
 @pytest.mark.timeout(400)
 def test_every_sample_counts_once_while_a_site_s_link_is_cut_twice(tmp_path: Path) -> None:
     """The first cut is survived; by the second one the worker is lost, and a fresh one takes its place."""

@@ -83,6 +83,7 @@ def test_where_workers_go_on_unevenly(rule: str, loaders: int, tmp_path: Path) -
     assert_exact(grown, living=5)
 
 
+@pytest.mark.slow  # test_under_the_launcher counts the same
 @pytest.mark.parametrize(
     ("rule", "loaders"),
     [

@@ -82,6 +82,7 @@ def test_two_processes(tmp_path: Path) -> None:
     assert_agree(models(tmp_path, "unclosed", [0, 1]))
 
 
+@pytest.mark.slow  # two processes make the same calls in the fast tier
 def test_four_processes(tmp_path: Path) -> None:
     """Recipes times laws, a sub-group of the user's, uneven data, nan, outliers, workers that do not agree."""
     ended = run("four", 4, tmp_path)

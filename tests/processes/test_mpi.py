@@ -87,6 +87,7 @@ def test_the_laws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int16, torch.uint8)
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_named(tmp_path: Path) -> None:
     code, out = program("hang", 3, tmp_path)
     assert code != 0, out
@@ -113,6 +114,7 @@ def test_a_worker_that_raises_ends_the_job(tmp_path: Path) -> None:
         assert "at its end, after KeyError" in said
 
 
+@pytest.mark.slow  # a worker that raises does
 def test_a_killed_worker_ends_the_job(tmp_path: Path) -> None:
     """By mpiexec, long before the deadline of a minute; `paceline run` says which worker it was."""
     code, out = program("killed", 3, tmp_path)

@@ -17,6 +17,7 @@ from tests.processes.regroup_programs import RULES
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
+@pytest.mark.slow  # tests/checkpoint/test_reshard.py with virtual workers
 def test_three_processes_go_on_where_four_stopped(tmp_path: Path) -> None:
     """All begin at the saved global model and end alike and better; in a fixed order of sums, with virtual bits."""
     run("save", 4, tmp_path, module="regroup_programs")

@@ -70,6 +70,7 @@ def test_the_hierarchical_route(tmp_path: Path) -> None:
                 assert all(torch.equal(one[str(k)], x) for k, x in enumerate(other))
 
 
+@pytest.mark.slow  # test_gloo.py kills one
 def test_a_worker_killed_while_channels_are_in_use(tmp_path: Path) -> None:
     """All threads of all survivors hear of it at once, though the deadline is a minute away."""
     with Launch("endless", 4, tmp_path, "60", module="route_programs") as launch:

@@ -37,6 +37,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow  # tests/run has the refusals
 def test_shards_train_as_whole_models_do_or_are_refused(tmp_path: Path) -> None:
     """Rules x one bad number in one shard: a guard decides alike for all shards of a worker."""
     run("sharded", 4, tmp_path, module="sharded_programs")

@@ -78,6 +78,7 @@ def test_a_worker_that_fails_is_an_error_with_its_traceback(target: Callable[[],
         assert 'raise KeyError("no such layer")' in str(caught.value) and "launch.py" not in str(caught.value)
 
 
+@pytest.mark.slow  # tests/run has the same with virtual workers
 @pytest.mark.processes
 def test_work_that_was_not_shared_is_an_error_unless_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(WorkerFailedError, match="exit code 1"):
@@ -102,6 +103,7 @@ def test_what_cannot_be_launched_is_refused(arguments: tuple[Any, ...], message:
         paceline.launch(*arguments)
 
 
+@pytest.mark.slow  # test_a_function_trains_in_processes starts the same processes
 @pytest.mark.processes
 @pytest.mark.parametrize("way", ["script", "repl"])
 def test_a_function_of_the_program_itself_needs_no_guard(way: str, tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def contexts(other: TLS) -> Iterator[ssl.SSLContext]:
         yield context
 
 
+@pytest.mark.slow  # records/2026-11-21_security
 @pytest.mark.processes
 def test_a_run_goes_on_whoever_knocks(tmp_path: Path) -> None:
     """While two workers wait for each other, strangers try all they can at both doors.

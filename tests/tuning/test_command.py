@@ -55,6 +55,7 @@ def running(folder: Path, rule: str) -> Iterator[subprocess.Popen[str]]:
                 process.terminate()
 
 
+@pytest.mark.slow  # tests/tuning tunes virtual workers
 @pytest.mark.processes
 @pytest.mark.timeout(200)
 def test_a_run_of_two_processes(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ print("alike")
 RULES = ["bmuf(period=3)", "diloco(period=4, overlap=2, codec='int8')", "sync", "sync(reproducible=True)", "one_bit"]
 
 
+@pytest.mark.slow  # tests/update/test_device.py without processes
 @pytest.mark.processes
 def test_what_travels_through_host_memory_arrives_on_the_device() -> None:
     environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

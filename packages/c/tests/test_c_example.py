@@ -49,6 +49,7 @@ def test_few_lines_change() -> None:
     assert 0 < sum(line.startswith("+") for line in lines) <= 12
 
 
+@pytest.mark.slow  # records/2026-11-24_c_tool
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("rule", "limit"), [("bmuf", 1.02), pytest.param("averaging", 1.05, marks=pytest.mark.slow)])

@@ -39,6 +39,7 @@ def samples(rows: list[list[int]]) -> Counter[tuple[int, int]]:
     return Counter((epoch, k) for epoch, begin, end in rows for k in range(begin, end))
 
 
+@pytest.mark.slow  # test_c_example.py kills one
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("rule", "workers", "kills"),
@@ -74,6 +75,7 @@ def test_asynchronous_workers_go_on_without_those_killed(
     assert everything == living.keys() | samples([row for rank in gone for row in rows[rank]]).keys()
 
 
+@pytest.mark.slow  # tests/cli/test_elastic.py has the same in Python
 @pytest.mark.timeout(300)
 def test_a_killed_worker_of_an_elastic_run_is_replaced(prefix: Path, tmp_path: Path) -> None:
     """It had exchanged two blocks, and was in the third; what it had of that another worker makes again."""

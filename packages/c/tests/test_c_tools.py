@@ -58,6 +58,7 @@ def in_numpy(rule: str) -> list[float]:
     return list(paceline.simulate(program, 2)[0])
 
 
+@pytest.mark.slow
 def test_a_tool_with_a_python_of_its_own(prefix: Path, tmp_path: Path) -> None:
     own = shared_library()
     tool = compiled(prefix, "own_python.c", tmp_path, own, f"-Wl,-rpath,{Path(own).parent}")
@@ -66,6 +67,7 @@ def test_a_tool_with_a_python_of_its_own(prefix: Path, tmp_path: Path) -> None:
     assert said.startswith("status -7: Python has been finalised")
 
 
+@pytest.mark.slow
 def test_the_wrapper_throws_and_leaves(prefix: Path, tmp_path: Path) -> None:
     tool = compiled(prefix, "unwound.cc", tmp_path, "-std=c++11", "-Wpedantic")
     refused, seen, thrown, last = run([tool]).splitlines()
@@ -126,6 +128,7 @@ def sanitized(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_tool_by_itself_with_threads_ends_without_a_call(sanitized: Callable[[str], Path], tmp_path: Path) -> None:
     """Leaks are looked for below: torch keeps so much to the end that the search takes minutes."""

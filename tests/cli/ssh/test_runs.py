@@ -98,6 +98,7 @@ def test_one_command_is_one_run_of_three_workers(project: Path) -> None:
     assert of_both(project, ".cache/paceline/jobs/*/*") == []
 
 
+@pytest.mark.slow
 def test_the_receipts_of_all_hosts_come_together_with_their_seals(project: Path) -> None:
     process = start(project, "once", "--receipts", names="localhost,b")  # one worker there, and two
     said = finish(process, project)

@@ -76,6 +76,7 @@ def test_a_file_open_in_another_process_stays_until_that_is_killed(server: Serve
             assert cache.cached(urls) == {urls[1], urls[2]}
 
 
+@pytest.mark.slow
 def test_the_cap_holds_for_all_processes_together(server: Server, tmp_path: Path) -> None:
     urls = [server.put(str(i), b"x" * KB) for i in range(12)]
     peak = 0

@@ -86,6 +86,7 @@ def test_programs_for_torch_go_on_as_before(source: str, tmp_path: Path) -> None
     assert not serves(find(script), ProgramOptions(), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_copies_that_nobody_wished_end_with_an_exit_code(tmp_path: Path) -> None:
     done = paceline_run(tmp_path, "print('done')", "--workers", "2", "--rule", "bmuf")

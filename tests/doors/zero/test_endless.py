@@ -55,6 +55,7 @@ for epoch in range(3):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [0, 1])
 def test_a_sampler_of_ten_thousand_million(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
     one, other = run_program(tmp_path, monkeypatch, HUGE.format(processes=processes))

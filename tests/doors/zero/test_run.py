@@ -137,6 +137,7 @@ TWO_MODELS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("rule", ["bmuf_adam(period=2)", pytest.param("sync", marks=pytest.mark.slow)])
 def test_a_program_of_two_models_and_two_optimizers(tmp_path: Path, rule: str) -> None:

@@ -29,6 +29,7 @@ def verdict(directory: Path, deaths: list[tuple[int, str, int]], ends: bool = Fa
     return found
 
 
+@pytest.mark.slow  # the storms kill owners
 @pytest.mark.parametrize(
     ("rule", "deaths"),
     [

@@ -100,6 +100,7 @@ def test_the_launchers_of_both_halves_end(tmp_path: Path) -> None:
         assert launchers[0].wait(SOON_S) == 0, (tmp_path / "host.0").read_text()
 
 
+@pytest.mark.slow  # the storms cut links
 def test_of_two_workers_the_first_goes_on(tmp_path: Path) -> None:
     """The second cannot tell a process that stands still from a link that is cut: it stops, and says why."""
     with Faulty(tmp_path, 2, "asgd", timeout_s="8") as launch:

@@ -215,6 +215,7 @@ def test_nobody_begins_where_one_cannot_connect(varied: Varied) -> None:
         assert "rank 2 on" in said[rank]["unreachable"] and "did not connect" in said[rank]["unreachable"]
 
 
+@pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.skipif(bool(EmulatedNetwork.possible()), reason=EmulatedNetwork.possible())
 def test_between_hosts_that_have_addresses_of_their_own(tmp_path: Path) -> None:
@@ -325,6 +326,7 @@ def test_a_stopped_worker_is_given_up_and_learns_it(workers: int, rule: str, vic
             assert [event["rank_lost"] for event in events(tmp_path / "log", rank, "lost")] == [victim]
 
 
+@pytest.mark.slow  # a stopped one is
 def test_a_worker_whose_program_stands_still_is_given_up(tmp_path: Path) -> None:
     """Its heartbeats go on; under a bound the other one would wait for its next step without an end."""
     with Faulty(tmp_path, 2, "ssp(staleness=2)", timeout_s="4") as launch:
