@@ -5,7 +5,7 @@
 the mark `full`, too: what starts real processes or makes networks, and the adapters of frameworks. A test of real
 processes that shows a claim of the README is marked `claim` and runs in the fast tier. `pytest -m slow` runs the rest.
 Of a table of parameters that marks no row itself the fast tier runs `ROWS` rows, with each value where that is enough,
-and `make test-all` as many others; of a table of real processes it runs the first row.
+and `make test-all` as many others, except for a `law`, of which it runs all; of real processes it runs the first row.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each test its tier."""
     tables: dict[str, list[pytest.Function]] = {}
+    outside: set[str] = set()  # nodes of real processes, and of what stands beside the core
     for item in items:
         started = getattr(item, "callspec", None) and item.callspec.params.get("processes")  # type: ignore[attr-defined]
         if started or "real_processes" in getattr(item, "fixturenames", ()):
@@ -68,16 +69,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a plugin"))
         if elsewhere or (real and not item.get_closest_marker("claim")):
             item.add_marker("full")
+            outside.add(item.nodeid)
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for rows in tables.values():
-        marked = [item for item in rows if any(item.get_closest_marker(name) for name in ("full", "slow", "claim"))]
-        if not marked:
+        if not any(item.get_closest_marker(name) for name in ("full", "slow", "claim") for item in rows):
             rest = _rest(rows)
             later = _rest(rest)
         else:
-            rest = [row for row in marked if row.get_closest_marker("full") and not row.get_closest_marker("slow")]
-            later = rest[1:]
+            rest = [row for row in rows if row.get_closest_marker("full") and not row.get_closest_marker("slow")]
+            real = any(row.nodeid in outside for row in rest)
+            later = [] if rows[0].get_closest_marker("law") else rest[1:] if real else _rest(rest)
         for item in rest:
             item.add_marker("full")
         for item in later:

@@ -36,6 +36,8 @@ from tests.helpers import (
     train,
 )
 
+pytestmark = pytest.mark.law
+
 
 @dataclass(frozen=True)
 class Case:

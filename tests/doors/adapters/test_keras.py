@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("backend", ["jax", "torch", pytest.param("tensorflow", marks=WITH_TENSORFLOW)])
+@pytest.mark.parametrize("backend", ["torch", "jax", pytest.param("tensorflow", marks=WITH_TENSORFLOW)])
 def test_fit_under_a_rule(backend: str, tmp_path: Path) -> None:
     around = {
         **os.environ,
