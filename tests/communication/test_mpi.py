@@ -122,7 +122,7 @@ def test_hosts_with_different_mpis(mpi: Mpi, monkeypatch: pytest.MonkeyPatch) ->
     [
         ("--transport mpi", {}, "needs workers that MPI started: mpiexec"),
         ("--transport mpi --workers 2", HYDRA, "without --workers"),
-        ("--transport pigeon", {}, "auto, channel or mpi, got 'pigeon'"),
+        ("--transport pigeon", {}, "--transport must be one of auto, channel, mpi, got 'pigeon'"),
         ("--transport mpi --elastic 1:2", {}, "elastic runs have connections of their own"),
         ("--restarts 2", HYDRA, "--restarts is for commands that start the workers"),
         ("--rule asgd", HYDRA, "opens connections of its own"),

@@ -21,10 +21,19 @@ else:
         },
     )
 
-__all__ = ["CompletedOperation", "Pending", "SoloTransport", "Transport", "connect"]
+__all__ = ["CompletedOperation", "Pending", "SoloTransport", "Transport", "connect", "kinds"]
 
 VARIABLE = "PACELINE_TRANSPORT"
 """Has the kind that `paceline run --transport` names."""
+
+
+def kinds() -> list[str]:
+    """The transports that one can name: ours, and the entry points of plugins."""
+    from importlib.metadata import entry_points
+
+    from paceline.extensions import TRANSPORTS
+
+    return ["auto", "channel", *sorted({one.name for one in entry_points(group=TRANSPORTS)})]
 
 
 def connect(timeout_s: float, group: Any = None, kind: str = "auto", tls: Any = None) -> Transport:
@@ -34,7 +43,7 @@ def connect(timeout_s: float, group: Any = None, kind: str = "auto", tls: Any = 
         timeout_s: deadline of every operation, seconds.
         group: the user's process group, a transport that is connected already, or None.
         kind: "auto" for what `paceline run --transport` names, else torch.distributed; "channel" for a ring over our
-            own sockets; "mpi" for MPI.
+            own sockets; else the name of an entry point of `TRANSPORTS`, such as "mpi".
         tls: certificates for a ring; None for unencrypted connections.
     """
     from paceline.communication import base, virtual
@@ -48,8 +57,8 @@ def connect(timeout_s: float, group: Any = None, kind: str = "auto", tls: Any = 
         return group
     if kind == "auto":
         kind = os.environ.get(VARIABLE, kind)
-    if kind == "mpi":
-        met: Transport = extension(TRANSPORTS, "mpi")(timeout_s, group)
+    if kind not in ("auto", "channel"):
+        met: Transport = extension(TRANSPORTS, kind)(timeout_s, group)
         return met
     if group is None and not launched():
         return base.SoloTransport()

@@ -25,6 +25,7 @@ from paceline.cli.console.program_options import (
     RuleText,
     Timeout,
 )
+from paceline.communication import kinds
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -314,8 +315,8 @@ class RunOptions:
         for name, given in (("--invite", elastic.invite), ("--public", elastic.public), ("--relay", elastic.relay)):
             if given and elastic.elastic is None:
                 refuse(f"{name} belongs to --elastic MIN:MAX, on the host where the run starts")
-        if start.transport not in ("auto", "channel", "mpi"):
-            refuse(f"--transport must be auto, channel or mpi, got {start.transport!r}")
+        if start.transport not in ("auto", "channel") and start.transport not in (known := kinds()):
+            refuse(f"--transport must be one of {', '.join(known)}, got {start.transport!r}")
         if elastic.given and start.transport != "auto":
             refuse(
                 f"--transport {start.transport} is for runs of a fixed size: elastic runs have connections of their own"

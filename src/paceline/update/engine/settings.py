@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.communication import kinds
 from paceline.communication.sockets.tls import TLS
 from paceline.core.parse import is_whole
 from paceline.errors import UnsupportedError
@@ -25,8 +26,8 @@ class Settings:
     scaler: Any = None  # the GradScaler, or None
     group: Any = None  # the torch.distributed group to use, or None for all processes
     tls: TLS | None = None  # certificates for paceline's own connections, or None for unencrypted ones
-    # "auto" (as `paceline run --transport` says, else torch.distributed), "channel" (rings over our own sockets) or
-    # "mpi"
+    # "auto" (as `paceline run --transport` says, else torch.distributed), "channel" (rings over our own sockets), "mpi"
+    # or what another plugin brings
     transport: str = "auto"
     control: str | None = None  # HOST:PORT of the control plane of an elastic run, or None
     # HOST:PORT of the relay of an elastic run whose workers cannot all reach each other, or None
@@ -50,8 +51,8 @@ class Settings:
             raise UnsupportedError(f'outer_state must be "device" or "host", got {self.outer_state!r}')
         if self.data not in ("shared", "own", "split"):
             raise UnsupportedError(f'data must be "shared" or "own", got {self.data!r}')
-        if self.transport not in ("auto", "channel", "mpi"):
-            raise UnsupportedError(f'transport must be "auto", "channel" or "mpi", got {self.transport!r}')
+        if self.transport not in ("auto", "channel") and self.transport not in (known := kinds()):
+            raise UnsupportedError(f"transport must be one of {', '.join(known)}, got {self.transport!r}")
         if self.control is not None and self.transport == "mpi":
             raise UnsupportedError('transport="mpi" is not for elastic runs: an MPI job ends when it loses a process')
         if not isinstance(self.timeout_s, (int, float)) or not self.timeout_s > 0:
