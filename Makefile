@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every target makes its own virtual environment first, so that on a bare machine each is one command.
 
+# Else every process that a test starts would compile the modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin

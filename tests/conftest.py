@@ -79,11 +79,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         else:
             rest = [row for row in rows if row.get_closest_marker("full") and not row.get_closest_marker("slow")]
             real = any(row.nodeid in outside for row in rest)
-            later = [] if rows[0].get_closest_marker("law") else rest[1:] if real else _rest(rest)
+            later = _beyond(rest, rows[0].get_closest_marker("law"), real)
         for item in rest:
             item.add_marker("full")
         for item in later:
             item.add_marker("slow")
+
+
+def _beyond(rest: list[pytest.Function], law: pytest.Mark | None, real: bool) -> list[pytest.Function]:
+    """Of the rows that are not in the fast tier, those that `make test-all` leaves out."""
+    if law is None:
+        return rest[1:] if real else _rest(rest)
+    return [row for k, row in enumerate(rest) if k % law.kwargs.get("every", 1)]
 
 
 def _rest(rows: list[pytest.Function]) -> list[pytest.Function]:

@@ -133,6 +133,7 @@ def left() -> list[str]:
     return [p.name for place in ("/run/netns", "/etc/netns") for p in Path(place).glob(f"{PREFIX}-{os.getpid()}-*")]
 
 
+@pytest.mark.slow
 @needs_root
 @pytest.mark.network
 @pytest.mark.processes

@@ -86,6 +86,7 @@ def test_a_directory_is_one_runs_until_its_process_ends_however_that_may_be(tmp_
     assert steps(place)
 
 
+@pytest.mark.slow
 def test_a_run_whose_place_was_taken_by_another_one_ends(tmp_path: Path, holder: Holder) -> None:
     """Its directory was moved away, or its lock lost: the newer run has it."""
     place = tmp_path / "steps"

@@ -123,6 +123,7 @@ def test_workers_that_are_killed_go_on_with_the_same_bytes() -> None:
     assert Path("virtual/trained.bin").read_bytes() == trained != MODEL
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_tool_that_fails_ends_the_run_with_a_sentence() -> None:
     result = run(*PLAIN, tool=(sys.executable, "-I", "-S", TOOL, *PLACES, "fail"))

@@ -73,6 +73,7 @@ def test_three_workers_on_this_machine() -> None:
     assert values["exchange_s"] == pytest.approx(4 / 3 * 4 * 25.6e6 / values["slowest_bytes_s"])
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_under_a_launcher_rank_0_prints_and_all_end_alike() -> None:
     port = str(free_port())
@@ -84,6 +85,7 @@ def test_under_a_launcher_rank_0_prints_and_all_end_alike() -> None:
     assert second[1] == ""
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_master_that_cannot_be_reached_is_named() -> None:
     place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

@@ -218,6 +218,7 @@ def test_who_fails_when_others_have_ended_is_seen_in_the_code(script: Script, th
     assert "failed after other workers had succeeded" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_control_plane_that_is_gone_ends_those_who_joined(script: Script) -> None:
     path = script(

@@ -74,6 +74,7 @@ def test_a_worker_can_be_signalled_as_soon_as_it_has_a_number(server: ForkServer
     assert worker.wait(DEADLINE_S) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_where_a_library_starts_threads_workers_are_executed(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
@@ -99,6 +100,7 @@ def test_a_server_that_cannot_load_torch_says_so_on_each_worker(tmp_path: Path) 
     assert "this torch is broken" in (tmp_path / "err").read_text()
 
 
+@pytest.mark.slow  # tests/run has the same of executed ones
 def test_workers_end_with_their_launcher(tmp_path: Path) -> None:
     launcher = subprocess.Popen(
         [
@@ -127,6 +129,7 @@ def test_workers_end_with_their_launcher(tmp_path: Path) -> None:
     assert not alive
 
 
+@pytest.mark.slow
 def test_workers_draw_differently(server: ForkServer, tmp_path: Path) -> None:
     drawn = set()
     for _ in range(3):

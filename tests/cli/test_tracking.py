@@ -47,6 +47,7 @@ def tags(directory: Path) -> set[str]:
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.full
 def test_an_unchanged_program_is_tracked_and_writes_steps(script: Script, tmp_path: Path) -> None:

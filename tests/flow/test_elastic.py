@@ -97,6 +97,7 @@ def test_a_stopped_worker_is_lost_and_says_so(tmp_path: Path) -> None:
         assert sum("GivenUpError" in said for said in cluster.said()) == 1
 
 
+@pytest.mark.slow
 def test_joining_workers_begin_with_the_tuned_settings(tmp_path: Path) -> None:
     """Also with what was agreed on in the very exchange behind which they come."""
     tune = {"lr_factor": 0.999}

@@ -51,6 +51,7 @@ def ask(network: SitesNetwork, host: int, address: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_site_is_seen_by_its_router_s_address_and_nobody_gets_in() -> None:
     with SitesNetwork(sites=2, rate_mbit=100, delay_ms=1) as network, contextlib.ExitStack() as stack:
         for host in (0, 1):

@@ -92,6 +92,7 @@ def test_a_package_is_a_wheel_of_its_own(name: str, command: str, tmp_path: Path
     assert {"src", "tests", "docs", "README.md", "LICENSE", "pyproject.toml"} <= parts
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     sdist = build("sdist", REPOSITORY, tmp_path / "sdist")

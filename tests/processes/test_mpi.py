@@ -99,6 +99,7 @@ def test_a_worker_that_hangs_is_named(tmp_path: Path) -> None:
         assert "failed before" in (tmp_path / f"again.{rank}").read_text()
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_come_to_attach(tmp_path: Path) -> None:
     code, out = program("late", 2, tmp_path)
     assert code == 1 and re.search(r"MPI_Init did not return within 2 s \[rank 0 on \S+\]: not all processes", out), out
@@ -166,6 +167,7 @@ print("trained", steps)
 """
 
 
+@pytest.mark.slow
 def test_paceline_run_under_mpiexec_with_zero_lines(tmp_path: Path) -> None:
     """An unchanged program; a program that nothing shares, whose work is not done twice without a word."""
     (tmp_path / "train.py").write_text(UNCHANGED)

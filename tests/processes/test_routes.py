@@ -88,12 +88,14 @@ def test_a_worker_killed_while_channels_are_in_use(tmp_path: Path) -> None:
                 assert not any(f"rank {other} on" in line.split("did not answer")[0] for other in (0, 1, 3)), line
 
 
+@pytest.mark.slow
 def test_a_message_that_nobody_sends(tmp_path: Path) -> None:
     run("silent", 2, tmp_path, module="route_programs")
     assert re.search(r"receive from rank 1 on \S+, deadline 3 s", (tmp_path / "error.0").read_text())
     assert (tmp_path / "error.1").exists()
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_come_to_open_a_channel(tmp_path: Path) -> None:
     run("absent", 2, tmp_path, module="route_programs")
     assert re.search(r"opening \S+channel1.* rank 1 on \S+ did not answer", (tmp_path / "error.0").read_text())

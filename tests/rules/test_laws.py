@@ -273,6 +273,7 @@ def test_law_2_another_seed_is_another_order() -> None:
 FULL: dict[str, Any] = {"dropout": 0.3, "norm": True, "schedule": True, "samples": 50, "epochs": 3}
 
 
+@pytest.mark.law(every=4)  # tests/checkpoint/test_exact.py resumes each family
 @rows(ROWS, rest="full")
 def test_law_3_stop_and_resume(case: Case, tmp_path: Path) -> None:
     """50 samples, 3 workers, batches of 4: 5 steps an epoch; 7 is in the middle of an epoch and of a block.

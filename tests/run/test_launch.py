@@ -119,6 +119,7 @@ def test_a_function_of_the_program_itself_needs_no_guard(way: str, tmp_path: Pat
     assert "came by value" in ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_worker_outlives_its_program(how: signal.Signals, tmp_path: Path) -> None:

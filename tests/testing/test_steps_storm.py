@@ -21,6 +21,7 @@ def test_a_storm_over_steps(seed: int) -> None:
     assert storm(seed, STEPS).problems == []
 
 
+@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize("first", [2, *(pytest.param(k, marks=pytest.mark.slow) for k in range(6, 26, 4))])
 def test_more_storms_over_steps(first: int) -> None:

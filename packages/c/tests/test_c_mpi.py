@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow  # tests/processes/test_mpi.py has a program with an MPI of its own
 @pytest.mark.parametrize("threads", ["many", "one"])
 def test_a_tool_that_uses_mpi_itself(prefix: Path, tmp_path: Path, threads: str) -> None:
     flags = [f"-I{Path(sys.prefix) / 'include'}", f"-L{LIBRARIES}", "-lmpi", f"-Wl,-rpath,{LIBRARIES}"]

@@ -91,6 +91,7 @@ def test_a_python_without_the_package_is_a_sentence(prefix: Path, tmp_path: Path
     assert "No module named" in said and "install paceline-c there, or name another Python: PACELINE_PYTHON=" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
 def test_a_child_of_a_fork_may_not_call_and_the_run_goes_on(prefix: Path, tmp_path: Path, locale: str) -> None:
     place = tmp_path / "a model, \u00e9"
@@ -101,6 +102,7 @@ def test_a_child_of_a_fork_may_not_call_and_the_run_goes_on(prefix: Path, tmp_pa
     assert all("set LC_ALL=C.UTF-8" in line for line in refused)
 
 
+@pytest.mark.slow
 def test_an_error_that_nobody_catches_is_a_sentence_and_no_abort(prefix: Path, tmp_path: Path) -> None:
     tool = compiled(prefix, "uncaught.cc", tmp_path, "-std=c++11", "-Wpedantic")
     refused = run([tool, "bmfu", "none"], 1)

@@ -52,6 +52,7 @@ def test_both_sides_of_a_pair_are_the_same_number(example: ModuleType) -> None:
     assert [words[1][symbol] for symbol in french[0]] == ["quatre", "vingt", "un"]
 
 
+@pytest.mark.slow
 def test_a_short_training_leaves_what_the_report_reads(
     example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

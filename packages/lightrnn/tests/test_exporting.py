@@ -62,6 +62,7 @@ def test_it_says_where_the_tried_rows_are_not_enough() -> None:
     assert shares == sorted(shares) and shares[0] < 0.9 and shares[-1] == 1.0
 
 
+@pytest.mark.slow
 def test_an_exported_program_gives_the_same(tmp_path: Path) -> None:
     step = NextWords(model_of(TABLES["with empty cells"]), 4, rows=2)
     batch = torch.export.Dim("batch", min=1, max=64)

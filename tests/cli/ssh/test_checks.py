@@ -132,6 +132,7 @@ def test_a_port_that_is_taken(cluster: Cluster) -> None:
         )
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_hosts_are_checked(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_shell", lambda host, source: "exec sleep 600")
     monkeypatch.setattr(checks, "check_rule", lambda *rule: signal.raise_signal(signal.SIGINT))

@@ -50,6 +50,7 @@ def test_a_forked_process_is_refused_what_it_misses_and_reads_what_is_there(s3: 
         assert cache.read(URLS[1]) == b"percent", "its parent still reads"
 
 
+@pytest.mark.slow  # forked ones do
 @pytest.mark.processes
 def test_spawned_processes_read_what_their_parent_read(s3: dict[str, str], tmp_path: Path) -> None:
     with Cache(tmp_path / "cache", 40_000, options=s3) as cache:

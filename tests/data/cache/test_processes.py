@@ -61,6 +61,7 @@ def test_a_waiting_process_takes_over_the_download_of_a_killed_one(server: Serve
             assert found == [b"x" * 5 * KB]
 
 
+@pytest.mark.slow
 def test_a_file_open_in_another_process_stays_until_that_is_killed(server: Server, tmp_path: Path) -> None:
     urls = [server.put(str(i), b"x" * KB) for i in range(3)]
     with ExitStack() as stack:
@@ -100,6 +101,7 @@ def test_the_cap_holds_for_all_processes_together(server: Server, tmp_path: Path
     assert KB <= peak <= 5 * KB and bytes_in(tmp_path) <= 5 * KB
 
 
+@pytest.mark.slow
 def test_processes_keep_each_other_s_prefetched_files(server: Server, tmp_path: Path) -> None:
     mine, theirs = ([server.put(f"{who}{i}", b"x" * KB) for i in range(3)] for who in "ab")
     with Cache(tmp_path, 3 * KB) as cache:

@@ -73,6 +73,7 @@ def both(folder: Path, name: str) -> list[Any]:
     return [json.loads(path.read_text()) for path in each(folder, name)]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_what_is_drawn_without_a_seed_is_the_same_on_two_workers(tmp_path: Path) -> None:
     done = paceline_run(tmp_path, SPLITS, "--workers", "2", "--rule", "averaging(period=4)")

@@ -167,6 +167,7 @@ def test_workers_agree_when_the_job_began(tmp_path: Path, monkeypatch: pytest.Mo
     assert start(second, variables)[1] == tmp_path / "1"  # by hand
 
 
+@pytest.mark.slow  # test_run.py compares their models
 @pytest.mark.processes
 def test_real_workers_see_the_same(tmp_path: Path) -> None:
     """Each begins later than the one before it, and rank 0 is the first."""

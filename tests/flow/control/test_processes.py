@@ -67,6 +67,7 @@ def test_killed_and_stopped_processes_are_lost_and_the_last_goes_on(started: lis
         assert status["generation"] == 3 and len(status["members"]) == 1
 
 
+@pytest.mark.slow
 def test_a_child_of_a_worker_does_not_keep_its_connection(started: list[subprocess.Popen[str]]) -> None:
     """As the workers of a DataLoader would, which outlive a killed parent for a while."""
     with control(Terms(timeout_s=600.0)) as (server, log):

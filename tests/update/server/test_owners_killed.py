@@ -43,6 +43,7 @@ def test_every_sample_is_in_every_piece_once(rule: str, deaths: list[tuple[int, 
     assert (found["lost"], found["repeated"], found["said"]) == (0, 0, [])
 
 
+@pytest.mark.slow
 def test_a_rule_that_pushes_parameters_names_what_it_trains_on_again(tmp_path: Path) -> None:
     """Slices skip the push of such samples, but not the parameters of the worker that has trained on them again."""
     found = verdict(tmp_path, [(2, "torn", 60)], rule="easgd(period=1)", samples=480, epochs=1)

@@ -239,6 +239,7 @@ def test_between_hosts_that_have_addresses_of_their_own(tmp_path: Path) -> None:
 # -- killed -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # test_workers_are_killed_until_a_replica_is_gone kills more
 @pytest.mark.parametrize(
     ("rule", "kind", "victim"),
     [
