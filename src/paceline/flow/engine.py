@@ -52,7 +52,6 @@ class ElasticEngine:
         self.leases = ControlLedgerClient(membership.control, self._join_exchange, lambda: membership.applied)
         self._exchanger = CommittingExchanger(membership, self.rule, run.tuner, self._report)
         membership.on_connect.append(self._exchanger.renew)
-        run.tuner.follow = self.follow
         # gets the state of the run
         self.joining = Joining(membership, owned, exchanged_parts(model, owned), untrained(model, owned), frozen_keys)
         self.leaving = Leaving(membership, lambda: self.joining.settled)  # lets this worker leave before the end
@@ -84,8 +83,8 @@ class ElasticEngine:
         self.wanted.renumber(world.size, generation.wanted)
         factor = self.wanted.rate_factor
         # the loaders lease data even while the first worker is alone
-        run.loaders.world = World(
-            world.rank, max(2, world.size), world.local_rank, world.local_size, world.host, world.hosts
+        run.loaders.move_to(
+            World(world.rank, max(2, world.size), world.local_rank, world.local_size, world.host, world.hosts)
         )
         rate = {"rate_factor": round(factor, 6)} if factor != 1 else {}
         run.monitor.note("generation", number=generation.number, size=world.size, reason=generation.reason, **rate)
@@ -207,6 +206,10 @@ class ElasticEngine:
         if rule is not self.rule:
             self.blocks.retune(rule, self.blocks.schedule.steps)
         self.rule = rule
+
+    def retuned(self, rule: Rule) -> None:
+        """The same: there is no other change."""
+        self.follow(rule)
 
     def merge(self) -> None:
         """End the current block; members that train on are called and join the exchange."""

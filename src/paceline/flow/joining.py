@@ -216,8 +216,9 @@ class Joining:
             except PeerLostError as error:
                 membership.renew(membership.failed(error))
 
-    def take_given(self) -> None:
-        """Load the given state, if any, and report that this worker holds it."""
+    def take_given(self, put: Callable[[GivenState], None] | None = None) -> None:
+        """Load the given state, if any, by `put` from now on, and report that this worker holds it."""
+        self.put = put or self.put
         while self.given is not None and not self.settled:
             self.put(self.given)
             self._report_state()

@@ -90,6 +90,10 @@ class Leaving:
         if self._listens:
             signal.signal(signal.SIGTERM, self._terminated)
 
+    def saves(self, save: Callable[[], None], finish: Callable[[], None]) -> None:
+        """The run has checkpoints."""
+        self.save, self.finish = save, finish
+
     @property
     def gone(self) -> bool:
         """Whether it has left: its run cannot be ended together with the other workers."""

@@ -331,8 +331,7 @@ class RunState:
             if checkpointer is not None:
                 checkpointer.follow()
 
-        elastic.joining.put = load
-        elastic.joining.take_given()
+        elastic.joining.take_given(load)
 
 
 @dataclass(frozen=True)
@@ -402,14 +401,17 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         engine: EngineProtocol | None = None
         if membership is not None:
             # the engine sends the state of which it is a part
-            engine = flow.ElasticEngine(
-                context, membership, lambda keys: state.given(keys), partial(frozen_keys, model, owned)
-            )
+            frozen = partial(frozen_keys, model, owned)
+            engine = flow.ElasticEngine(context, membership, lambda keys: state.given(keys), frozen)
         elif exchanges:
             # the server's module is imported on its first use
-            engine = Engine(context) if chosen.schedule.engine == "collective" else server.Asynchronous(context)
+            if chosen.schedule.engine == "collective":
+                engine = Engine(context, lambda: state.included)
+            else:
+                engine = server.Asynchronous(context)
         state = RunState(context, membership, engine, chosen)
-        tuner.begin(lambda: (engine.exchanged if engine is not None else 0, progress.steps))
+        follow = engine.retuned if engine is not None else None
+        tuner.begin(lambda: (engine.exchanged if engine is not None else 0, progress.steps), follow)
         checkpointer = _checkpointer(context, membership, state) if settings.checkpoint is not None else None
         due = partial(_due_step, checkpointer, observers) if checkpointer is not None else None
         hooks = StepHooks(context, engine, mistakes, checkpointer)
@@ -462,7 +464,6 @@ def _meet_after_passes(
 
     transport.before_calls(loaders.settle)
     loaders.meet(lambda: context.trains, pass_over)
-    engine.handover.included = lambda: state.included
 
 
 def start(parts: RunParts, run: Any) -> None:
@@ -612,7 +613,6 @@ def _checkpointer(context: RunContext, membership: flow.ElasticMembership | None
         store, settings.every_blocks, settings.keep, among, source, context.monitor.note, run
     )
     if isinstance(state.engine, flow.ElasticEngine):
-        leaving = state.engine.leaving
-        leaving.finish = flow.save_while_paused(state.engine.membership, context.monitor, checkpointer.now)
-        leaving.save = partial(checkpointer.now, wait=True)
+        finish = flow.save_while_paused(state.engine.membership, context.monitor, checkpointer.now)
+        state.engine.leaving.saves(partial(checkpointer.now, wait=True), finish)
     return checkpointer

@@ -241,9 +241,9 @@ class Tuner:
     def rule(self) -> Rule:
         return self.tunables.rule
 
-    def begin(self, place: Callable[[], tuple[int, int]]) -> None:
+    def begin(self, place: Callable[[], tuple[int, int]], follow: Callable[[Rule], None] | None) -> None:
         """The run is built; `place` returns (exchanged blocks, minibatches of this worker)."""
-        self.place = place
+        self.place, self.follow = place, follow or self.follow
 
     # -- asking -----------------------------------------------------------------------------------
 

@@ -162,6 +162,10 @@ class LoaderRegistry(RunData):
         is called after a pass in which the optimizer stepped."""
         self.leases, self.safe, self.passed = leases, safe or self.safe, passed
 
+    def move_to(self, world: World) -> None:
+        """This worker has another rank, or the cluster another size."""
+        self.world = world
+
     def among_members(self, ready: Callable[[], None], may_leave: Callable[[], None]) -> None:
         """What an elastic run calls before the first batch of a pass, and where an iteration is over."""
         self.ready, self.may_leave = ready, may_leave

@@ -96,6 +96,9 @@ class EngineProtocol(Protocol):
     def follow(self, rule: Rule) -> None:
         """Continue with changed settings of the rule."""
 
+    def retuned(self, rule: Rule) -> None:
+        """Continue with numbers of the rule that were tuned and wait for no exchange."""
+
     def merge(self) -> None:
         """Merge every worker's work so far into the global model; all workers call it at the same place."""
 

@@ -45,7 +45,7 @@ class Asynchronous:
     def __init__(self, context: RunContext) -> None:
         rule, owned, scaler = context.rule, context.owned, context.settings.scaler
         self.rule, self._schedule, self._context, self._owned = rule, rule.bounded, context, owned
-        self._monitor, self._progress, context.tuner.follow = context.monitor, context.progress, self.follow
+        self._monitor, self._progress = context.monitor, context.progress
         self.closed = self.local = False
         self._gradient = rule.steps_at_owners
         self._tally = ExchangeTally(context.monitor)
@@ -237,6 +237,10 @@ class Asynchronous:
         self._shards.follow(rule)
         for client in self._clients:
             client.follow(rule.bounded)
+
+    def retuned(self, rule: Rule) -> None:
+        """The same: there is no other change."""
+        self.follow(rule)
 
     def close(self) -> None:
         """Close the connections."""

@@ -146,6 +146,11 @@ class PushNumbers:
         self.repeated += samples - new
         return True
 
+    def take_repeated(self) -> int:
+        """Samples that were applied twice since the last call."""
+        found, self.repeated = self.repeated, 0
+        return found
+
     def _forget(self, loader: int) -> None:
         """Drop all but the last epochs."""
         for key in sorted(key for key in self._covered if key[0] == loader)[:-EPOCHS]:
@@ -558,9 +563,7 @@ class ShardServer:
 
     def repeated(self, number: int) -> int:
         """Samples that shard `number` had to apply twice since the last call."""
-        numbered = self.shards[number].numbered
-        found, numbered.repeated = numbered.repeated, 0
-        return found
+        return self.shards[number].numbered.take_repeated()
 
     def read(self, number: int, reader: int, out: Tensor | None, after_push: bool) -> int:
         """Answer a push or a bare pull: write the values to `out`, where given; their version."""

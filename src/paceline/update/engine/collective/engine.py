@@ -60,9 +60,8 @@ logger = logging.getLogger("paceline")
 class Handover:
     """Gives other workers one worker's state: of the optimizers, and of the objects that `included` gives by name."""
 
-    def __init__(self, run: RunContext, gradients: GradientExchanges) -> None:
-        self._run, self._gradients = run, gradients
-        self.included: Callable[[], dict[str, Any]] = dict
+    def __init__(self, run: RunContext, gradients: GradientExchanges, included: Callable[[], dict[str, Any]]) -> None:
+        self._run, self._gradients, self._included = run, gradients, included
 
     def give(self, source: int, takes: bool, transport: Transport | None = None, state: bool = True) -> None:
         """Worker `source` of the connection gives its state to those that take it; every worker of it calls this.
@@ -75,7 +74,7 @@ class Handover:
     @property
     def _objects(self) -> dict[str, Any]:
         """What has a state of its own beside the optimizers."""
-        objects = dict(self.included())
+        objects = dict(self._included())
         known = {id(thing) for thing in objects.values()}
         scalers = [self._run.settings.scaler, *(update.scaling.scaler for update in self._gradients.updates)]
         others = {**schedulers(self._run.owned), "GradScaler": next((one for one in scalers if one is not None), None)}
@@ -158,7 +157,7 @@ class Engine:
     leases: Leases | None = None  # every worker computes all workers' parts of the data
     keeps_steps = True
 
-    def __init__(self, run: RunContext) -> None:
+    def __init__(self, run: RunContext, included: Callable[[], dict[str, Any]] = dict) -> None:
         self.run, self.progress, transport = run, run.progress, run.transport
         rule = run.tuner.tunables.rule
         self.fragments = begin_together(transport, rule, run.model, run.owned, _what_all_share(run))
@@ -171,7 +170,7 @@ class Engine:
             agreement.broadcast_start(transport, [state.fragment for state in blocks.moment_states])
             blocks.capture_moments()
         self.gradient_exchanges = GradientExchanges(run, within_host=self.host is not None)
-        self.handover = Handover(run, self.gradient_exchanges)
+        self.handover = Handover(run, self.gradient_exchanges, included)
         self._exchange_blocks(blocks)
         # steps of the other workers in the passes so far that this one did not make, under a block rule
         self.missed = 0
@@ -180,7 +179,6 @@ class Engine:
             self.gradient_exchanges.start(self.exchanger)
         elif self.host is not None:
             self.gradient_exchanges.start(self.host)
-        run.tuner.follow = lambda rule: self._change(rule, self._steps_of_blocks)
 
     def _connect(self, rule: Rule) -> Exchanger:
         run, overlapped, devices = self.run, rule.schedule.overlap > 0, _devices(self.run)
@@ -280,6 +278,9 @@ class Engine:
         if self.run.tuner.decided:
             self.run.tuner.apply()
             self._change(self.run.rule, now)
+
+    def retuned(self, rule: Rule) -> None:
+        self._change(rule, self._steps_of_blocks)
 
     def _change(self, rule: Rule, now: int = 0) -> None:
         if rule is not self.rule and self.blocks is not None:
