@@ -13,7 +13,9 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,11 +49,19 @@ settings.load_profile("same")
 process_guard.install()
 
 
+@cache
+def _imports_a_plugin(path: Path) -> bool:
+    """Whether it is a folder or a module whose tests import a plugin, perhaps by way of another module of tests."""
+    path = path / "conftest.py" if path.is_dir() else path
+    text = path.read_text(encoding="utf-8") if path.suffix == ".py" and path.is_file() else ""
+    others = re.findall(r"^from (tests[.\w]*) import (\w+)", text, re.MULTILINE)
+    places = (HERE.parent / name.replace(".", "/") for pair in others for name in (pair[0], ".".join(pair)))
+    return "paceline_plugins" in text or any(_imports_a_plugin(place.with_suffix(".py")) for place in places)
+
+
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """A module that imports a plugin has no test of the core alone."""
-    if PLUGINS or collection_path.suffix != ".py":
-        return None
-    return "paceline_plugins" in collection_path.read_text(encoding="utf-8") or None
+    return None if PLUGINS else _imports_a_plugin(collection_path) or None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -18,7 +18,7 @@ from tests.nursery import nursery, surroundings
 
 DEADLINE_S = 120.0
 
-ROOT = Path(paceline.__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 
 if not README.is_file():

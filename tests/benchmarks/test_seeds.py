@@ -10,6 +10,8 @@ import pytest
 
 from tests.benchmarks.modules import FOLDER, imported
 
+pytestmark = pytest.mark.plugins
+
 
 @pytest.fixture
 def seeds() -> Iterator[ModuleType]:

@@ -15,6 +15,8 @@ import paceline
 from paceline.forecast.sim.clock import Clock, uniform
 from tests.benchmarks.modules import imported
 
+pytestmark = pytest.mark.plugins
+
 WORKERS, MINIBATCHES, RATE, CLASSES = 4, 40, 0.1, 26
 
 

@@ -183,6 +183,7 @@ def test_resume_says_whether_there_was_a_step(tmp_path: Path) -> None:
     run.close()
 
 
+@pytest.mark.plugins
 def test_what_attach_refuses(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     for wrong in ({"every_blocks": 0}, {"keep": 0}, {"keep": True}, {"checkpoint": ""}, {"checkpoint": 3}):

@@ -99,6 +99,7 @@ def test_an_event_log_of_before_is_read() -> None:
     assert run.last("loss") == pytest.approx(3.75021, abs=1e-4)
 
 
+@pytest.mark.plugins
 def test_the_report_of_an_event_log_of_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("place", ["/proc/none", "ok.py/below", "/dev/null/x"])
 def test_a_log_directory_that_cannot_be(command: str, place: str) -> None:
@@ -48,6 +49,7 @@ def test_a_log_directory_that_cannot_be(command: str, place: str) -> None:
     assert f"--log {place}" in done.stderr and "is not writable" in done.stderr, done.stderr
 
 
+@pytest.mark.plugins
 def test_a_port_that_another_program_has_and_a_name_that_nobody_knows() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

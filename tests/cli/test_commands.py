@@ -54,6 +54,7 @@ def test_the_package_can_be_run_as_a_module() -> None:
     assert done.stdout == f"paceline {paceline.__version__}\n"
 
 
+@pytest.mark.plugins
 def test_report_writes_the_page_and_prints_the_numbers(tmp_path: Path) -> None:
     result = call("report", make_run(tmp_path / "run", 2), "--output", tmp_path / "out")
     assert result.exit_code == 0, result.output
@@ -66,6 +67,7 @@ def test_report_writes_the_page_and_prints_the_numbers(tmp_path: Path) -> None:
     assert "Workers 0, 1 never closed the run" in result.stderr
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(("name", "says"), [("nowhere", "does not exist"), ("", "no worker's log")])
 def test_report_refuses_what_is_no_run(tmp_path: Path, name: str, says: str) -> None:
     result = call("report", tmp_path / name, "--output", tmp_path / "out")

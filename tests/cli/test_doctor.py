@@ -19,6 +19,8 @@ from paceline.cli import app
 from tests.paths import python_path
 from tests.ports import free_port
 
+pytestmark = pytest.mark.plugins
+
 DEADLINE_S = 120.0
 needs_root = pytest.mark.skipif(bool(EmulatedNetwork.possible()), reason=EmulatedNetwork.possible())
 

@@ -11,6 +11,8 @@ from typer.testing import CliRunner, Result
 from paceline.cli import app
 from tests.communication.schedulers.environments import batch, step
 
+pytestmark = pytest.mark.plugins
+
 PROGRAM = "train.py"
 
 

@@ -32,6 +32,7 @@ def call(line: str) -> Result:
     return CliRunner().invoke(app, shlex.split(line))
 
 
+@pytest.mark.plugins
 @pytest.mark.parametrize(
     ("line", "right"),
     [

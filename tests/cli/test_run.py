@@ -309,6 +309,7 @@ def test_two_hosts_are_one_cluster_and_fail_together(script: Script) -> None:
     assert "worker 3 on" in err_1
 
 
+@pytest.mark.plugins
 def test_a_host_that_meets_nobody_says_so(script: Script) -> None:
     path = script("print('never')")
     address = f"127.0.0.1:{free_port()}"

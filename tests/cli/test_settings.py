@@ -34,6 +34,7 @@ def printed(*options: str) -> str:
     return result.output
 
 
+@pytest.mark.plugins
 def test_a_command_line_overrides_the_environment_and_that_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "paceline run --hosts 2 --master 10.0.0.1:2000 --as-is --host-index 1" in printed()
     Path(FILE).write_text('workers = 3\nrule = "averaging"\n')
@@ -47,6 +48,7 @@ def test_a_command_line_overrides_the_environment_and_that_the_file(monkeypatch:
     assert "--workers 5" in said.partition("other hosts")[2] and "sets --workers" not in said
 
 
+@pytest.mark.plugins
 def test_the_nearest_file_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / FILE).write_text("workers = 3\n")
     inner = folder / "a" / "b"
@@ -61,6 +63,7 @@ def test_the_nearest_file_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert " sets " not in printed()
 
 
+@pytest.mark.plugins
 def test_settings_of_other_commands_stand_in_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     Path(FILE).write_text("workers = 2\n[sim]\nworkers = 0\n[plan]\n")
     assert "--workers 2" in printed()

@@ -14,6 +14,8 @@ from paceline.cli import app
 from paceline.forecast.sim import program
 from tests.paths import python_path
 
+pytestmark = pytest.mark.plugins
+
 TRAIN = """
     import sys
     import torch

@@ -67,6 +67,7 @@ def test_an_unchanged_program_is_tracked_and_writes_steps(script: Script, tmp_pa
     assert again.exit_code == 2 and "cannot go on from it" in " ".join(again.stderr.replace("│", " ").split())
 
 
+@pytest.mark.plugins
 def test_what_cannot_work_is_refused_before_the_start(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     path = script(BARE)
     if importlib.util.find_spec("tensorboard") is not None:

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-import paceline
 from paceline.communication import schedulers
 
 yaml = pytest.importorskip("yaml")
 
-EXAMPLES = Path(paceline.__file__).parents[2] / "examples" / "clusters"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "clusters"
 KINDS = {
     ("v1", "Service"): "IoK8sApiCoreV1Service",
     ("batch/v1", "Job"): "IoK8sApiBatchV1Job",

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 
-import paceline
 from paceline.communication import schedulers
 from tests.communication.schedulers.environments import step
 from tests.paths import python_path
 from tests.ports import free_port
 
-ROOT = Path(paceline.__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "clusters"
 PROGRAM = str(EXAMPLES / "train.py")
 WISHES = ["--epochs", "1", "--rule", "bmuf(period=4)"]

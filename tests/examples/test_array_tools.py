@@ -14,7 +14,7 @@ import paceline
 from tests.helpers import simulate
 
 pytest.importorskip("sklearn")
-EXAMPLE = Path(paceline.__file__).parents[2] / "examples" / "array_tools"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "array_tools"
 if not EXAMPLE.is_dir():
     pytest.skip("the examples are not beside the package", allow_module_level=True)
 

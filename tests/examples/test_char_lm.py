@@ -16,7 +16,7 @@ import pytest
 
 import paceline
 
-EXAMPLE = Path(paceline.__file__).parents[2] / "examples" / "char_lm"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "char_lm"
 
 if not EXAMPLE.is_dir():
     pytest.skip("the examples are not beside the package", allow_module_level=True)

@@ -17,7 +17,7 @@ from paceline_plugins.files.plan import Plan
 from paceline_plugins.files.worker import train
 from tests.doors.files.plans import plan
 
-EXAMPLE = Path(paceline.__file__).parents[2] / "examples" / "file_blocks"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "file_blocks"
 COMPILER = shutil.which("c++")
 PARTS, EPOCHS = 16, 5
 

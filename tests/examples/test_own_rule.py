@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-import paceline
 from paceline.rules.outer.base import Coefficients
 from paceline.rules.payload import Delta
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import EveryBlock
 from paceline.testing import check_rule
 
-EXAMPLE = Path(paceline.__file__).parents[2] / "examples" / "own_rule"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_rule"
 
 if not EXAMPLE.is_dir():
     pytest.skip("the examples are not beside the package", allow_module_level=True)

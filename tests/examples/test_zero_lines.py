@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import paceline
-
-EXAMPLE = Path(paceline.__file__).parents[2] / "examples" / "zero_lines"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "zero_lines"
 
 if not EXAMPLE.is_dir():
     pytest.skip("the examples are not beside the package", allow_module_level=True)

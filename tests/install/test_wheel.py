@@ -16,7 +16,7 @@ import pytest
 
 import paceline
 
-REPOSITORY = Path(paceline.__file__).parents[2]
+REPOSITORY = Path(__file__).parents[2]
 
 pytest.importorskip("hatchling", reason="hatchling is not installed, which builds the wheel")
 

@@ -20,7 +20,7 @@ from paceline.observe.reports.read import read_run
 from tests.cli.ssh import fake_ssh
 from tests.paths import python_path
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.plugins]
 DEADLINE_S = 150.0
 TRAIN = """
 import os, sys, time

@@ -14,6 +14,8 @@ import torch
 from tests.helpers import same_bits
 from tests.paths import python_path
 
+pytestmark = pytest.mark.plugins
+
 DEADLINE_S = 170.0
 
 PROGRAM = """
