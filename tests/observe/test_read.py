@@ -203,3 +203,19 @@ def test_a_sentence_says_how_long_workers_waited(
     assert data_wait_sentence(run).startswith(sentence)
     assert waits_long_for_data(run) == much == ("num_workers" in data_wait_sentence(run))
     assert warnings(run) == ([data_wait_sentence(run)] if much else [])
+
+
+def test_virtual_workers_get_no_advice_on_data_and_one_worker_is_no_slower_than_one(write_run: Write) -> None:
+    def virtual(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for event in waiting(rank, events):
+            if event["kind"] == "attach":
+                event["transport"] = "virtual"
+        return events
+
+    run = read_run(write_run(size=2, change=virtual))
+    assert shares(run.workers).data > 0.1
+    assert "num_workers" not in data_wait_sentence(run)
+    assert not any("num_workers" in text for text in warnings(run))
+    alone = read_run(write_run(size=1, number=2))
+    assert 0 < shares(alone.workers).compute < 1
+    assert not any("one worker alone" in text for text in warnings(alone))

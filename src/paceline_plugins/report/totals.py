@@ -113,7 +113,7 @@ def data_wait_sentence(run: RunLog) -> str:
     text = f"Workers waited {share_text(part)} of the time for data"
     if each[most] >= max(UNEVEN * part, LITTLE_WAIT):
         text += f" (worker {most}: {share_text(each[most])})"
-    if max(part, each[most]) < MUCH_WAIT:
+    if not waits_long_for_data(run):
         return f"{text}."
     return (
         f"{text}: give the loader more processes (num_workers); where that does not help, the storage or the network "
@@ -122,8 +122,8 @@ def data_wait_sentence(run: RunLog) -> str:
 
 
 def waits_long_for_data(run: RunLog) -> bool:
-    """Whether all workers, or one of them, wait for data enough for a warning."""
-    return any(shares(workers).data >= MUCH_WAIT for workers in (run.workers, *([worker] for worker in run.workers)))
+    """Whether all workers, or one of them, wait for data enough for a warning; virtual ones wait for each other."""
+    return run.transport != "virtual" and any(shares(workers).data >= MUCH_WAIT for workers in (run.workers, *([worker] for worker in run.workers)))
 
 
 def rejected_counts(run: RunLog) -> Counter[int]:
@@ -236,7 +236,7 @@ def _slower_than_one(run: RunLog) -> list[str]:
     """A sentence where exchanges keep all workers together below what one of them does alone."""
     part = shares(run.workers)
     busy = part.compute + part.data
-    if run.elastic or run.missing or not 0 < run.size * busy < 1:
+    if run.size == 1 or run.elastic or run.missing or not 0 < run.size * busy < 1:
         return []
     return [
         f"Each of the {run.size} workers computed for {share_text(busy)} of the time, all together "
