@@ -51,6 +51,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
+import _chars
+import _quality_lines
 import _quick
 import torch
 from _quality_methods import Method, train
@@ -299,7 +301,10 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time; 1 makes them in this process")
     parser.add_argument("--out", type=Path, default=Path("out/time_to_quality"))
     parser.add_argument("--one", nargs=2, metavar=("NAME", "SEED"), help=argparse.SUPPRESS)
-    args = _quick.parse(parser, given, workers=[4], minibatches=256, seeds=1, alone=[0.5])
+    args = _quick.parse(parser, given, workers=[4], minibatches=128, seeds=1, alone=[0.5])
+    if args.quick:
+        _chars.shorten()
+        _quality_lines.HELD_OUT = 256
     if args.quick and not OWN_QUICK.issuperset(args.tasks):
         args.tasks = ["small-sgd" if "asgd" in args.methods else "small-lines"]  # asgd is made for SGD alone
     return args
