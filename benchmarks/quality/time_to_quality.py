@@ -305,8 +305,10 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     if args.quick:
         _chars.shorten()
         _quality_lines.HELD_OUT = 256
-    if args.quick and not OWN_QUICK.issuperset(args.tasks):
-        args.tasks = ["small-sgd" if "asgd" in args.methods else "small-lines"]  # asgd is made for SGD alone
+        if OWN_QUICK.issuperset(args.tasks):
+            args.minibatches //= 2
+        else:  # asgd is made for SGD alone
+            args.tasks = ["small-sgd" if "asgd" in args.methods else "small-lines"]
     return args
 
 
