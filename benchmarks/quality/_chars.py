@@ -24,10 +24,8 @@ from torch.func import functional_call
 from data import VOCABULARY, Corpus, load_corpus
 
 CONTEXT = 12
-TAKEN: int | None = None
-"""Characters of the training part; None takes all."""
-JUDGED = 1 << 18
-"""Places of the validation part that the loss is measured at, evenly spread."""
+TAKEN, JUDGED = (1 << 16, 1 << 12) if "--quick" in sys.argv else (None, 1 << 18)
+"""Characters of the training part, None for all, and places of the validation part, evenly spread, to be judged at."""
 AT_A_TIME = 256
 """Minibatches that are drawn at once, at least one step's."""
 
@@ -42,11 +40,6 @@ def text(folder: Path) -> Corpus:
         save_file({"train": corpus.train, "validation": corpus.validation}, made)
         made.replace(kept)
     return Corpus(**load_file(kept))
-
-
-def shorten() -> None:
-    """For quick forms: few characters, since all their places are permuted."""
-    globals().update(TAKEN=1 << 16, JUDGED=1 << 12)
 
 
 # ---- Samples

@@ -28,7 +28,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
-import _chars
 import _quick
 import torch
 from _quality_forecast import Row, forecasts, train
@@ -105,10 +104,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minibatches", type=int, default=32_768)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("out/quality_meter"))
-    args = _quick.parse(parser, tasks=["chars-sgd"], first=4, workers=[8], minibatches=256, seeds=1)
-    if args.quick:
-        _chars.shorten()
-    return args
+    return _quick.parse(parser, tasks=["chars-sgd"], first=4, workers=[8], minibatches=256, seeds=1)
 
 
 def main() -> None:

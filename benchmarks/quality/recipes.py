@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
 import _quick
 import torch
-from _chars import Perceptron, batches, judged, loss_of, shorten, text
+from _chars import Perceptron, batches, judged, loss_of, text
 from torch.optim.lr_scheduler import LambdaLR
 
 import paceline
@@ -169,9 +169,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of recipes or optimizers")
     parser.add_argument("--out", type=Path, required=True)
     arguments = _quick.parse(parser, minibatches=WORKERS * POINTS // 2, seeds=1)
-    if arguments.quick:
-        shorten()
-    elif arguments.minibatches % (WORKERS * POINTS):
+    if not arguments.quick and arguments.minibatches % (WORKERS * POINTS):
         parser.error(f"--minibatches must be a multiple of {WORKERS * POINTS}, got {arguments.minibatches}")
     torch.set_num_threads(1)
     setting = {"workers": WORKERS, "minibatches": arguments.minibatches, "batch": SIZE, "seeds": arguments.seeds}
