@@ -82,17 +82,19 @@ class Copy(multiprocessing.context.ForkProcess):
         command: with the prefix of a host, if it runs on one.
         env: all variables.
         stdout, stderr: files.
-        more: of `Popen`; its group of processes is always its own.
+        more: `start_new_session` of `Popen`.
     """
 
     def __init__(self, command: list[str], env: dict[str, str], stdout: Any, stderr: Any = None, **more: Any) -> None:
         super().__init__()
         self._command, self._env, self._sinks = command, env, {1: stdout, 2: stderr}
+        self._own_session = more.get("start_new_session", False)
         self.start()
 
     def run(self) -> None:
         """In the copy."""
-        os.setsid()
+        if self._own_session:
+            os.setsid()
         for number, sink in self._sinks.items():
             if sink is not None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY) if sink == subprocess.DEVNULL else sink.fileno(), number)

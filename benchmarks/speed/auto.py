@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 import _quick
 import torch
 from _emulate import emulated_model
+from _workers import Copy, is_quick
 from network import PORT, Meeting, _wait, plain_step, sgd
 
 RULES = (
@@ -177,7 +178,8 @@ def _started(network: Any, host: int, options: argparse.Namespace, answer: Path,
     with errors.open("wb") as sink:
         out = None if options.show and host == 0 else sink
         environment = {**os.environ, **network.environment(host), **mine}
-        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=out)
+        start = Copy if is_quick() else subprocess.Popen
+        return start(command, env=environment, stdout=subprocess.DEVNULL, stderr=out)
 
 
 # -- what it says -----------------------------------------------------------------------------------------------------
