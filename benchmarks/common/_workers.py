@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import paceline
+
 
 def free_port() -> int:
     """A port that no process listens on."""
@@ -41,6 +43,9 @@ def launch(
     """Run `script` in `workers` processes of one thread each, and return what rank 0 answered."""
     address = hosts.address(0) if hosts else "127.0.0.1"
     port = str(free_port())
+    start = Copy if is_quick() else subprocess.Popen
+    for name in ("attach", "attach_arrays") if is_quick() else ():
+        getattr(paceline, name)  # loads what the copies need
     processes: list[Any] = []
     with tempfile.TemporaryFile("w+") as out:
         for rank in range(workers):
@@ -55,7 +60,6 @@ def launch(
             if hosts:
                 environment["GLOO_SOCKET_IFNAME"] = hosts.interface(rank)
             command = [*(hosts.prefix(rank) if hosts else []), sys.executable, script, *arguments]
-            start = Copy if is_quick() else subprocess.Popen
             sink = out if rank == 0 else subprocess.DEVNULL
             processes.append(start(command, env={**os.environ, **environment}, stdout=sink))
         try:

@@ -120,7 +120,7 @@ def main() -> None:
         return
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="paceline-c-tool-") as scratch:
-        folder = Path(scratch)
+        folder = Path(os.environ.get("C_TOOL", scratch))
         compile_tools(Place(folder / "prefix"), folder, options.frames)
         error, same = errors(folder, options.rules, options.workers, options.epochs)
         step_s, overhead, *between = step_overhead(folder, options.pairs, 1 if options.quick else 2)

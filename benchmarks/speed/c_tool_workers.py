@@ -169,7 +169,7 @@ def main() -> None:
     options = _quick.parse(parser, **quick)
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="paceline-c-tool-") as scratch:
-        folder = Path(scratch)
+        folder = Path(os.environ.get("C_TOOL", scratch))
         compile_example(Place(folder / "prefix"), folder)
         for seed in range(1, options.seeds + 1):
             frames(folder, f"training{seed}", options.frames, 10 * seed + 1)

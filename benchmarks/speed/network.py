@@ -290,8 +290,9 @@ def _last_line(path: Path) -> str:
     return (errors or lines[-1:] or ["no message"])[0][:300]
 
 
-def _start(network: Any, host: int, workers: int, command: list[str], errors: Path) -> Any:
-    environment = {
+def variables(network: Any, host: int, workers: int) -> dict[str, str]:
+    """All that a worker of one thread is given."""
+    return {
         **os.environ,
         **network.environment(host),
         "RANK": str(host),
@@ -300,8 +301,14 @@ def _start(network: Any, host: int, workers: int, command: list[str], errors: Pa
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": network.address(0),
         "MASTER_PORT": str(PORT + 2),
-        "ADDRESS": network.address(host),
         "OMP_NUM_THREADS": "1",
+    }
+
+
+def _start(network: Any, host: int, workers: int, command: list[str], errors: Path) -> Any:
+    environment = {
+        **variables(network, host, workers),
+        "ADDRESS": network.address(host),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # buffers of a layer's size are used again and not faulted in anew
         "MALLOC_TRIM_THRESHOLD_": str(4 << 30),

@@ -186,9 +186,3 @@ def measure(rounds: int = 5, names: Iterable[str] = tuple(PEERS)) -> dict[str, A
         for place in PLACES
     }
     return {**ratios, "rates": rates, "missing": missing}
-
-
-if __name__ == "__main__":
-    import json
-
-    print(json.dumps(measure(), indent=2))
