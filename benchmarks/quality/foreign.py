@@ -59,6 +59,8 @@ def main() -> None:
     args = parser.parse_args()
     if not args.quick and (args.programs is None or args.table is None):
         parser.error("give --programs and --table, or --quick")
+    if args.quick:
+        args.workers = 2
     rows = QUICK if args.quick else table(args.table)
     bench = Bench(EXAMPLES if args.quick else args.programs, args.out, args.workers, args.packages, args.rule)
     print("| program | verdict | samples alone, for training + evaluation: workers | steps alone: workers | figure |")
