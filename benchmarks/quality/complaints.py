@@ -30,7 +30,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
-
 import _quick
 from _complaints import data, ends, frameworks, numerics, schedules, state  # noqa: F401 (they register their programs)
 from _complaints.cases import CASES, Case, Seen
