@@ -38,7 +38,8 @@ LAST = 18  # exchange, of about 20 with three workers
 
 def elastic(directory: Path, kills: int, seed: int, quick: bool) -> list[Played]:
     """An elastic run of three workers after another; a short one of two in the quick form."""
-    found, workers, epochs = [], *((2, 1) if quick else (3, 3))
+    found = []
+    workers, epochs = (2, 1) if quick else (3, 3)
     rows = (
         [[Kill("commit")]]
         if quick
@@ -56,7 +57,8 @@ def elastic(directory: Path, kills: int, seed: int, quick: bool) -> list[Played]
 
 def restarts(directory: Path, kills: int, seed: int, quick: bool) -> list[Played]:
     """A run of two workers that is started again; a short one in the quick form."""
-    found, epochs = [], 1 if quick else 3
+    found = []
+    epochs = 1 if quick else 3
     first = [Kill("step", 0), Kill("stepped", 1, "all"), Kill("resume"), Kill("exchange", 2, "all")]
     rows = (
         [[Kill("finished")]]
