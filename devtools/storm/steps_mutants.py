@@ -41,7 +41,7 @@ def _first_manifest() -> Any:
             return answers[:1] * transport.world.size
 
         rank_0: Any = SimpleNamespace(world=transport.world, gather_json=first)
-        return fill(checkpoint, fetch, rank_0)
+        return str(fill(checkpoint, fetch, rank_0))
 
     return _instead(loading, "_fill", of_rank_0)
 
