@@ -139,6 +139,7 @@ def run(claim: Claim, place: Path, deadline_s: float, show: bool) -> None:
     record = claim.name.partition("records/")[2].rstrip("/")
     command = ["bash", f"records/{record}/run.sh", "--quick"] if record else [sys.executable, claim.name, "--quick"]
     mine = {"PACELINE_CLAIMS": "1", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    mine["PYTHONDONTWRITEBYTECODE"] = ""  # no process compiles what another one has
     mine["PYTHONPATH"] = os.pathsep.join(
         map(str, [ROOT / "tests" / "startup", ROOT / "src", *sorted((ROOT / "packages").glob("*/src")), ROOT])
     )

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--mode", choices=MODES, action="append", help="may be given several times; all by default")
     parser.add_argument("--kills", type=int, default=30, help="of each mode")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="one run of each mode, with a few kills")
+    parser.add_argument("--quick", action="store_true", help="one run of each mode, with a kill or two")
     parser.add_argument("--out", type=Path, help="directory for what the runs leave; it is emptied first")
     options = parser.parse_args()
     directory = options.out or Path(tempfile.mkdtemp(prefix="counting-"))

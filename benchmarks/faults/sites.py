@@ -92,14 +92,16 @@ def main() -> None:
     directory.mkdir(parents=True)
     save_file({"train": load_corpus().train}, directory / "corpus.safetensors")
     with SitesNetwork(options.sites, options.rate, options.delay) as network:
-        alone_s = alone(directory / "alone", options, network)
+        alone_s = again_s = alone(directory / "alone", options, network)
         print(f"one worker alone: {alone_s:.4f} s a minibatch", flush=True)
-        calm = sites(directory / "calm", options, network, [])
+        calm = sites(directory / "calm", options, network, options.cuts if options.quick else [])
         show("undisturbed", calm)
-        again_s = alone(directory / "again", options, network)
-        print(f"one worker alone, once more: {again_s:.4f} s a minibatch", flush=True)
-        cut = sites(directory / "cut", options, network, options.cuts) if options.cuts else {}
-        if cut:
+        cut = calm if options.quick else {}  # whose one run of the sites has the cuts
+        if not options.quick:
+            again_s = alone(directory / "again", options, network)
+            print(f"one worker alone, once more: {again_s:.4f} s a minibatch", flush=True)
+        if options.cuts and not cut:
+            cut = sites(directory / "cut", options, network, options.cuts)
             show("with cuts", cut)
     both_s, alone_s = [alone_s, again_s], min(alone_s, again_s)  # on a busy machine, the one that was hindered less
     found = {
@@ -123,7 +125,7 @@ def main() -> None:
         "rate_mbit": options.rate,
         "delay_ms": options.delay,
         "minibatch_s": options.minibatch_s,
-        "parameters": 325_000,
+        "parameters": 15_000 if options.quick else 325_000,
     }
     print(f"all of it: {directory}")
     print(json.dumps(found))
@@ -163,6 +165,7 @@ def job(directory: Path, options: argparse.Namespace, minibatches: int) -> Job:
         books=str(directory / "books"),
         corpus=str(directory.parent / "corpus.safetensors"),
         rule=options.rule,
+        hidden=32 if options.quick else 256,
         minibatches=minibatches,
         minibatch_s=options.minibatch_s,
         timeout_s=options.timeout,

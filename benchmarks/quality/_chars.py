@@ -24,8 +24,8 @@ from torch.func import functional_call
 from data import VOCABULARY, Corpus, load_corpus
 
 CONTEXT = 12
-JUDGED = 1 << 18
-"""Places of the validation part that the loss is measured at, evenly spread."""
+TAKEN, JUDGED = (1 << 16, 1 << 12) if "--quick" in sys.argv else (None, 1 << 18)
+"""Characters of the training part, None for all, and places of the validation part, evenly spread, to be judged at."""
 AT_A_TIME = 256
 """Minibatches that are drawn at once, at least one step's."""
 
@@ -65,7 +65,7 @@ def batches(characters: Tensor, workers: int, steps: int, size: int, seed: int) 
         size: samples of a minibatch.
         seed: of the permutation.
     """
-    samples = windows(characters)
+    samples = windows(characters[:TAKEN])
     at_once = max(1, AT_A_TIME // workers)
     places = pieces(len(samples), at_once * workers * size, seed)
     for first in range(0, steps, at_once):

@@ -8,7 +8,7 @@ and as `python FILE` in one process that does the whole job: with `sync` on the 
 prints what it saw, drew and ended with; that is compared, never what paceline itself counted. A cell is `right`;
 `refused`, where the run ends with another exit code than 0 and paceline's own message; `warned`, where paceline names
 what differs; `documented`, where no run can see it and the page of limits says it; or in capitals SILENT, CRASH or
-STUCK. `--quick` takes four programs. The last line is a JSON object:
+STUCK. `--quick` takes one program. The last line is a JSON object:
 `programs` (name -> `complaint`, `kind`, `about`, `cells`) and `verdicts` (verdict -> how many cells).
 """
 
@@ -30,13 +30,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
-
 import _quick
 from _complaints import data, ends, frameworks, numerics, schedules, state  # noqa: F401 (they register their programs)
 from _complaints.cases import CASES, Case, Seen
 
 BATCH = 4
-QUICK = ["gradient_penalty", "unseeded_split", "one_cycle_uneven", "exit_code_of_its_own"]
+QUICK = ["gradient_penalty"]
 OURS = re.compile(r"paceline\.[\w.]+: |^(?:\[\d+\] )?paceline: ", re.MULTILINE)
 LIMITS = Path(__file__).resolve().parents[2] / "docs" / "guide" / "limits.md"
 USUAL = re.compile(r"split among|for evaluation: all|workers under")

@@ -59,8 +59,8 @@ def main() -> None:
     args = parser.parse_args()
     if not args.quick and (args.programs is None or args.table is None):
         parser.error("give --programs and --table, or --quick")
-    rows = QUICK if args.quick else table(args.table)
-    bench = Bench(EXAMPLES if args.quick else args.programs, args.out, args.workers, args.packages, args.rule)
+    rows, workers = (QUICK, 2) if args.quick else (table(args.table), args.workers)
+    bench = Bench(EXAMPLES if args.quick else args.programs, args.out, workers, args.packages, args.rule)
     print("| program | verdict | samples alone, for training + evaluation: workers | steps alone: workers | figure |")
     print("| --- | --- | --- | --- | --- |")
     counted: dict[str, Any] = {}
@@ -73,7 +73,7 @@ def main() -> None:
         found = judged(program, bench.alone(program), several)
         counted[program.name] = found
         print(row(program.name, found), flush=True)
-    print(json.dumps({"workers": args.workers, "programs": counted}))
+    print(json.dumps({"workers": workers, "programs": counted}))
 
 
 if __name__ == "__main__":

@@ -168,8 +168,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--only", nargs="*", help="names of recipes or optimizers")
     parser.add_argument("--out", type=Path, required=True)
-    arguments = _quick.parse(parser, minibatches=WORKERS * POINTS, seeds=1)
-    if arguments.minibatches % (WORKERS * POINTS):
+    arguments = _quick.parse(parser, minibatches=WORKERS * POINTS // 2, seeds=1)
+    if not arguments.quick and arguments.minibatches % (WORKERS * POINTS):
         parser.error(f"--minibatches must be a multiple of {WORKERS * POINTS}, got {arguments.minibatches}")
     torch.set_num_threads(1)
     setting = {"workers": WORKERS, "minibatches": arguments.minibatches, "batch": SIZE, "seeds": arguments.seeds}

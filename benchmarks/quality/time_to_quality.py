@@ -286,11 +286,8 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--minibatches", type=int, help="in place of each task's own")
     parser.add_argument("--sizes", type=float, nargs="+", default=[0.5, 1, 2, 4])
-    parser.add_argument(
-        "--methods",
-        nargs="+",
-        default=["cold", "amplified", "grown", "diloco", "averaging", "sync-rate=0.5", "sync-rate=0.75"],
-    )
+    methods = ["cold", "amplified", "grown", "diloco", "averaging", "sync-rate=0.5", "sync-rate=0.75"]
+    parser.add_argument("--methods", nargs="+", default=methods)
     parser.add_argument("--timed", nargs="+", default=["grown"], help="methods that are trained with other sizes, too")
     parser.add_argument("--alone", type=float, nargs="+", default=[0.5], help="shares that one worker trains on, too")
     parser.add_argument("--gbit", type=float, nargs="+", default=[1, 10, math.inf])
@@ -299,8 +296,9 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time; 1 makes them in this process")
     parser.add_argument("--out", type=Path, default=Path("out/time_to_quality"))
     parser.add_argument("--one", nargs=2, metavar=("NAME", "SEED"), help=argparse.SUPPRESS)
-    args = _quick.parse(parser, given, workers=[4], minibatches=256, seeds=1, alone=[0.5])
+    args = _quick.parse(parser, given, workers=[4], minibatches=64, seeds=1, alone=[0.5])
     if args.quick and not OWN_QUICK.issuperset(args.tasks):
+        args.minibatches *= 2  # which these need
         args.tasks = ["small-sgd" if "asgd" in args.methods else "small-lines"]  # asgd is made for SGD alone
     return args
 

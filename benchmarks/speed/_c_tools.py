@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from _workers import is_quick
+
 from paceline_c.build import Place, build
 
 HERE = Path(__file__).resolve().parent
@@ -22,14 +24,18 @@ def told(command: list[str]) -> str:
 
 
 def on_workers(count: int, command: list[str], folder: Path, rule: str | None = None) -> str:
-    """What the workers of `paceline run` print."""
+    """What the workers of `paceline run` print; one worker of a quick form needs no launcher."""
+    if is_quick() and count == 1:
+        return told(["env", f"PACELINE_RULE={rule}", *command] if rule else command)
     asked = ["--rule", rule] if rule else []
     start = [sys.executable, "-m", "paceline", "run", "--workers", str(count), "--overwrite", "--log"]
     return told([*start, str(folder / "log"), *asked, *command])
 
 
 def compile_example(place: Place, folder: Path) -> None:
-    """The library, and the example's programs."""
+    """The library, and the example's programs; two quick forms may share a folder."""
+    if is_quick() and place.fresh():
+        return
     build(place)
     flags = " ".join([*place.cflags(), *place.libs()])
     told(["make", "-s", "-C", str(EXAMPLE), f"OUT={folder}", f"CONFIG=echo {flags}; true", "all"])

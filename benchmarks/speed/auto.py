@@ -40,7 +40,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 import _quick
 import torch
 from _emulate import emulated_model
-from network import PORT, Meeting, _wait, plain_step, sgd
+from _workers import Copy, is_quick
+from network import Meeting, _wait, plain_step, sgd, variables
 
 RULES = (
     "sync",
@@ -165,19 +166,11 @@ def _started(network: Any, host: int, options: argparse.Namespace, answer: Path,
     arguments = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
     command = [*network.prefix(host), sys.executable, str(Path(__file__).resolve()), "--worker", *arguments]
     command += [*shown, "--answer", str(answer), *(word for rule in options.rules for word in ("--rule", rule))]
-    mine = {
-        "RANK": str(host),
-        "WORLD_SIZE": str(options.workers),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": network.address(0),
-        "MASTER_PORT": str(PORT + 2),
-        "OMP_NUM_THREADS": "1",
-    }
     with errors.open("wb") as sink:
         out = None if options.show and host == 0 else sink
-        environment = {**os.environ, **network.environment(host), **mine}
-        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=out)
+        environment = variables(network, host, options.workers)
+        start = Copy if is_quick() else subprocess.Popen
+        return start(command, env=environment, stdout=subprocess.DEVNULL, stderr=out)
 
 
 # -- what it says -----------------------------------------------------------------------------------------------------

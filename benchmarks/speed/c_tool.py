@@ -72,9 +72,9 @@ def errors(folder: Path, rules: list[str], workers: int, epochs: int) -> tuple[d
     return last, models[0] == models[1]
 
 
-def step_overhead(folder: Path, pairs: int) -> list[float]:
+def step_overhead(folder: Path, pairs: int, workers: int) -> list[float]:
     """Processor seconds of a step, and over it those of a step with `pl_step`: the median and the quartiles."""
-    said = on_workers(2, [str(folder / "steps"), str(pairs)], folder)
+    said = on_workers(workers, [str(folder / "steps"), str(pairs)], folder)
     return [float(word) for word in said.partition("ANSWER ")[2].split()]
 
 
@@ -113,17 +113,17 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=["bmuf", "averaging"], help="the first one twice")
     parser.add_argument("--workers", type=int, default=4, help="of the training")
     parser.add_argument("--prefix", type=Path, help=argparse.SUPPRESS)
-    quick = {"pairs": 5, "megabytes": 1.0, "exchanges": 5, "frames": 4000, "epochs": 1, "workers": 2, "rules": ["bmuf"]}
+    quick = {"pairs": 5, "megabytes": 1.0, "exchanges": 5, "frames": 4000, "epochs": 1, "workers": 1, "rules": ["bmuf"]}
     options = _quick.parse(parser, **quick)
     if is_worker():
         worker(options.prefix, options.megabytes, options.exchanges)
         return
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="paceline-c-tool-") as scratch:
-        folder = Path(scratch)
+        folder = Path(os.environ.get("C_TOOL", scratch))
         compile_tools(Place(folder / "prefix"), folder, options.frames)
         error, same = errors(folder, options.rules, options.workers, options.epochs)
-        step_s, overhead, *between = step_overhead(folder, options.pairs)
+        step_s, overhead, *between = step_overhead(folder, options.pairs, 1 if options.quick else 2)
         sizes = ["--megabytes", str(options.megabytes), "--exchanges", str(options.exchanges)]
         sync = launch(__file__, [*sizes, "--prefix", str(folder / "prefix")], 2, 600)
     lines, ratio = changed_lines(), sync["c_s"] / sync["python_s"]

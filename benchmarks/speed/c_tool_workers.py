@@ -22,6 +22,7 @@ alone), `processor`, `clock`, `speed_up`, `step_ms`, and `block_bytes` that a wo
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import resource
@@ -120,7 +121,8 @@ def two_workers(train: Trainer, options: argparse.Namespace) -> dict[str, dict[s
     """What two workers take beside the tool alone, by rule, seed by seed."""
     found: dict[str, dict[str, list[float]]] = {name: {rule: [] for rule in options.rules} for name in TWO}
     for method in options.rules:
-        idle_s = median(train(1, 0, 2, text_of(method)).processor_s for _ in range(options.seeds))
+        idle = range(0 if options.quick else options.seeds)
+        idle_s = median([train(1, 0, 2, text_of(method)).processor_s for _ in idle] or [0.0])
         for seed in range(1, options.seeds + 1):
             alone, two = train(seed, options.long), train(seed, options.long, 2, text_of(method))
             found["clock"][method].append(round(alone.clock_s / two.clock_s, 3))
@@ -167,12 +169,14 @@ def main() -> None:
     options = _quick.parse(parser, **quick)
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="paceline-c-tool-") as scratch:
-        folder = Path(scratch)
+        folder = Path(os.environ.get("C_TOOL", scratch))
         compile_example(Place(folder / "prefix"), folder)
         for seed in range(1, options.seeds + 1):
             frames(folder, f"training{seed}", options.frames, 10 * seed + 1)
         frames(folder, "heldout", HELD_OUT, 2)
         train = Trainer(folder)
+        if options.quick:  # the same training once is enough
+            Trainer.__call__ = functools.cache(Trainer.__call__)  # type: ignore[method-assign]
         found: dict[str, Any] = two_workers(train, options) if options.long else {}
         found |= table(train, options) if options.workers else {}
     if options.plot is not None:

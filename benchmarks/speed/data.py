@@ -43,7 +43,7 @@ def of_loaders(options: argparse.Namespace) -> dict[str, Any]:
 
 def of_objects(options: argparse.Namespace) -> dict[str, Any]:
     """The cache beside obstore."""
-    found = objects.objects(repeats=options.rounds, idle_s=options.idle_s)
+    found = objects.objects(count=options.objects, repeats=options.rounds, idle_s=options.idle_s)
     for name, rate in found.get("mb_per_s", {}).items():
         print(f"{name:26}{rate:10,} MB/s")
     return {"objects": found}
@@ -51,7 +51,7 @@ def of_objects(options: argparse.Namespace) -> dict[str, Any]:
 
 def of_waiting(options: argparse.Namespace) -> dict[str, Any]:
     """Steps behind a slow source."""
-    found = waiting.waiting()
+    found = waiting.waiting(blocks=options.blocks)
     print(f"{'waiting':26}{100 * found['waiting']:10.2f} % after the first block")
     print(f"{'peak on disk':26}{found['peak_over_cap']:10.3f} of the cap")
     small = waiting.small_files()
@@ -64,9 +64,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=int, default=5, help="of each measurement; medians are taken")
+    parser.add_argument("--objects", type=int, default=12, help="that are fetched together")
+    parser.add_argument("--blocks", type=int, default=20, help="from the slow source")
     parser.add_argument("--idle-s", type=float, default=0.0, help="wait so long for idle processors before an object")
     parser.add_argument("--peers", nargs="*", choices=list(loaders.PEERS), default=list(loaders.PEERS))
-    options = _quick.parse(parser, rounds=1, peers=[], idle_s=0.0)
+    options = _quick.parse(parser, rounds=1, peers=[], idle_s=0.0, objects=2, blocks=6)
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     parts = {"loaders": of_loaders, "objects": of_objects, "waiting": of_waiting}

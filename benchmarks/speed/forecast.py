@@ -145,7 +145,9 @@ def parse() -> argparse.Namespace:
     add("--steps", type=int, default=12, help="measured, at least")
     add("--blocks", type=int, default=3, help="measured, at least, of rules with blocks")
     add("--row-timeout", type=float, default=300.0, help="seconds after which a row is given up")
-    options = _quick.parse(parser, workers="2", rates="1000", steps=3, blocks=1, rules="sync;bmuf(period=4)")
+    options = _quick.parse(
+        parser, workers="2", rates="1000", steps=3, blocks=1, rules="sync;bmuf(period=4)", parameters=2_560_000
+    )
     options.workers = [int(word) for word in options.workers.split(",")]
     options.rates = [float(word) for word in options.rates.split(",")]
     options.rules = [text.strip() for text in options.rules.split(";") if text.strip()]

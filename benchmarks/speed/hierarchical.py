@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 import _quick
 import torch
 import torch.distributed as dist
-from _workers import Hosts, answer, is_worker, launch
+from _workers import Hosts, answer, is_quick, is_worker, launch
 from torch import Tensor
 
 from paceline.communication import connect
@@ -39,7 +39,7 @@ from paceline.rules.codec.layout import Layout
 from paceline.rules.topology import Hierarchical
 from paceline.update.exchange.pipeline import Pipeline
 
-PER_HOST, HEADER_BYTES = 4, 66
+PER_HOST, HEADER_BYTES = 2 if is_quick() else 4, 66
 
 
 class Packed:

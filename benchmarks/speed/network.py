@@ -49,6 +49,7 @@ import _quick
 import torch
 import torch.distributed as dist
 from _emulate import EmulatedModel, Step, emulated_model, idle_share, plain_step, processor_ticks, sgd
+from _workers import Copy, is_quick
 
 PERIOD = 16  # steps of a block, for every method that has blocks
 RULES = {
@@ -268,7 +269,7 @@ def measure(network: Any, options: argparse.Namespace, name: str, workers: int, 
         return found
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], errors: list[Path], timeout_s: float) -> None:
+def _wait(processes: list[Any], errors: list[Path], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while any(process.poll() is None for process in processes):
         failed = [k for k, process in enumerate(processes) if process.poll()]
@@ -289,8 +290,9 @@ def _last_line(path: Path) -> str:
     return (errors or lines[-1:] or ["no message"])[0][:300]
 
 
-def _start(network: Any, host: int, workers: int, command: list[str], errors: Path) -> subprocess.Popen[bytes]:
-    environment = {
+def variables(network: Any, host: int, workers: int) -> dict[str, str]:
+    """All that a worker of one thread is given."""
+    return {
         **os.environ,
         **network.environment(host),
         "RANK": str(host),
@@ -299,14 +301,21 @@ def _start(network: Any, host: int, workers: int, command: list[str], errors: Pa
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": network.address(0),
         "MASTER_PORT": str(PORT + 2),
-        "ADDRESS": network.address(host),
         "OMP_NUM_THREADS": "1",
+    }
+
+
+def _start(network: Any, host: int, workers: int, command: list[str], errors: Path) -> Any:
+    environment = {
+        **variables(network, host, workers),
+        "ADDRESS": network.address(host),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # buffers of a layer's size are used again and not faulted in anew
         "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
     }
     with errors.open("wb") as sink:
-        return subprocess.Popen(
+        start = Copy if is_quick() else subprocess.Popen
+        return start(
             [*network.prefix(host), *command],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -416,7 +425,9 @@ def parse() -> argparse.Namespace:
     add("--worker", default="", help=argparse.SUPPRESS)
     add("--rule", default="", help=argparse.SUPPRESS)
     add("--answer", default="", help=argparse.SUPPRESS)
-    options = _quick.parse(parser, workers=2, rows="sync,bmuf", steps=3, blocks=1, raw=False)
+    options = _quick.parse(
+        parser, workers=2, rows="sync,bmuf", steps=3, blocks=1, raw=False, parameters=2_560_000, compute_ms=20.0
+    )
     given = dict(text.split("=", 1) for text in options.rules)
     options.texts = RULES | given
     options.rows = [name for name in options.rows.split(",") if name]

@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--flips", type=int, default=32)
     parser.add_argument("--rules", nargs="+", default=list(RULES))
     parser.add_argument("--folder", help=argparse.SUPPRESS)
-    args = _quick.parse(parser, width=64, batch=4, rounds=2, steps=4, merges=8, flips=2)
+    args = _quick.parse(parser, width=64, batch=4, rounds=2, steps=4, merges=8, flips=1, rules=list(RULES)[:2])
     if _workers.is_worker():
         work(args)
         return

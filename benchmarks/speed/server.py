@@ -32,6 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
+import _quick
 import torch
 import torch.distributed as dist
 from _server_bare import Bare
@@ -94,12 +95,13 @@ def bare(rank: int, there: torch.Tensor, back: torch.Tensor) -> None:
         dist.send(back, 0)
 
 
-def transfer_worker(repeats: int, elements: int, numel: int) -> None:
+def transfer_worker(options: argparse.Namespace) -> None:
     """One of two ranks: time all in turn."""
+    numel, times = options.numel, 1 if options.quick else max(1, ELEMENTS // options.numel)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    cuts = Sharded(elements).pieces(numel, 1)
+    cuts = Sharded(options.piece).pieces(numel, 1)
     service = service_of(rank, cuts)
     gradient, pulled = torch.randn(numel), torch.zeros(numel)
     there, back = torch.randn(numel), torch.randn(numel)
@@ -126,9 +128,9 @@ def transfer_worker(repeats: int, elements: int, numel: int) -> None:
         "bare": loop.answer if rank else loop.push,
     }
     rows: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for repeat in range(repeats + 2):
+    for repeat in range(options.repeats + 2):
         for name, way in ways.items():
-            found = timed(way, max(1, ELEMENTS // numel))
+            found = timed(way, times)
             if repeat >= 2:  # the first touch of memory is not what is measured
                 rows[name].append(found)
     service.finish()
@@ -162,14 +164,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--piece", type=int, default=Sharded().piece, help="elements of a piece, at most")
-    parser.add_argument("--quick", action="store_true", help="10 MB, a few times")
     parser.add_argument("--numel", type=int, default=ELEMENTS, help=argparse.SUPPRESS)
     parser.add_argument("--balance", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    numel = ELEMENTS // 10 if options.quick else options.numel
-    options.repeats = min(options.repeats, 3) if options.quick else options.repeats
+    options = _quick.parse(parser, repeats=2, numel=ELEMENTS // 10)
     if is_worker():
-        balance_worker(options.repeats) if options.balance else transfer_worker(options.repeats, options.piece, numel)
+        balance_worker(options.repeats) if options.balance else transfer_worker(options)
         return
     size = ["--quick"] if options.quick else []
     repeats = ["--repeats", str(options.repeats)]
@@ -182,7 +181,7 @@ def main() -> None:
             processor[who, pieces] = {name: 1e3 * spent for name, (_, spent) in row.items()}
     sent = launch(__file__, ["--repeats", str(options.repeats), "--balance"], 4, 300)["bytes"]
     for name, seconds in medians.items():
-        mb = 4 * numel / 1e6
+        mb = 4 * options.numel / 1e6
         print(f"{name:8} {1e3 * seconds:7.1f} ms for {mb:.0f} MB there and as much back, {2 * mb / seconds:6.0f} MB/s")
     print("bytes sent by each of 4 workers: " + ", ".join(f"{one:,}" for one in sent))
     for (who, pieces), row in processor.items():

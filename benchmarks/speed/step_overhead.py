@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=500, help="without, and as many with paceline")
     parser.add_argument("--width", type=int, default=0, help="of the net; 0 finds the one for a step of 5 ms")
-    options = _quick.parse(parser, steps=20)
+    options = _quick.parse(parser, steps=20, width=256)
     if is_worker():
         worker(options.steps, options.width)
         return

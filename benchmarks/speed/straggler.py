@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="of each rule")
     parser.add_argument("--repeats", type=int, default=3)
-    options = _quick.parse(parser, seconds=3.0, repeats=1)
+    options = _quick.parse(parser, seconds=1.0, repeats=1)
     if is_worker():
         worker(options.seconds)
         return

@@ -45,25 +45,24 @@ import paceline
 from paceline.communication import connect
 
 TENSORS, ELEMENTS = 25, 1_000_000
-MODEL_BYTES = 4 * TENSORS * ELEMENTS
 PASSES, BUS_PASSES = 12, 3
 """How often the model's bytes cross the memory bus in a synchronisation, and in what measures the bus."""
 
 
 class Model(nn.Module):
-    """100 MB of parameters that nobody computes with."""
+    """Parameters that nobody computes with, of 25 tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, elements: int) -> None:
         super().__init__()
-        self.weights = nn.ParameterList(nn.Parameter(torch.randn(1000, ELEMENTS // 1000)) for _ in range(TENSORS))
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(1000, elements // 1000)) for _ in range(TENSORS))
 
 
-def attached() -> tuple[Model, torch.optim.Optimizer, paceline.Run]:
+def attached(elements: int = ELEMENTS) -> tuple[Model, torch.optim.Optimizer, paceline.Run]:
     """One rank of the group, which holds the model; a step of the optimizer is a block of one minibatch."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = Model()
+    model = Model(elements)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return model, optimizer, paceline.attach(model, optimizer, "bmuf(period=1)")
 
@@ -81,7 +80,7 @@ def timed_both(action: Callable[[], Any]) -> tuple[float, float]:
     return time.perf_counter() - began, time.process_time() - processor
 
 
-def torchft_row(model: nn.Module) -> Callable[[], Any] | None:
+def torchft_row(elements: int) -> Callable[[], Any] | None:
     """The nearest peer's synchronisation of the same model, where it is installed: its steps over the same gloo."""
     try:
         from torchft.local_sgd import DiLoCo
@@ -91,7 +90,7 @@ def torchft_row(model: nn.Module) -> Callable[[], Any] | None:
 
     from torchft.manager import Manager
 
-    manager = create_autospec(Manager)
+    model, manager = Model(elements), create_autospec(Manager)
     manager._use_async_quorum = False
     manager.should_commit.return_value = True
     manager.current_step.return_value = 0
@@ -114,10 +113,10 @@ def torchft_row(model: nn.Module) -> Callable[[], Any] | None:
     return sync
 
 
-def worker(repeats: int) -> None:
+def worker(repeats: int, elements: int) -> None:
     """One rank: time both in turn."""
-    model, optimizer, run = attached()
-    flat, other = torch.randn(TENSORS * ELEMENTS), torch.zeros(TENSORS * ELEMENTS)
+    model, optimizer, run = attached(elements)
+    flat, other = torch.randn(TENSORS * elements), torch.zeros(TENSORS * elements)
     rows: dict[str, list[float]] = {}
     over_mpi = connect(600, None, "mpi") if "PMI_RANK" in os.environ else None
     for repeat in range(repeats + 2):
@@ -135,16 +134,16 @@ def worker(repeats: int) -> None:
         for name, seconds in found.items() if repeat >= 2 else ():  # the first touch of memory is not what is measured
             rows.setdefault(name, []).append(seconds)
     run.close()
-    peer = torchft_row(Model())
+    peer = torchft_row(elements)
     if peer is not None:
         rows["torchft"] = [timed(peer) for _ in range(repeats + 2)][2:]
     answer({name: statistics.median(values) for name, values in rows.items()})
 
 
-def bound(medians: dict[str, float]) -> dict[str, float | None]:
+def bound(medians: dict[str, float], model_bytes: int) -> dict[str, float | None]:
     """What the memory bus allows on loopback, from the medians there; see the top."""
-    bus = BUS_PASSES * MODEL_BYTES / medians["bus"]
-    moved = PASSES * MODEL_BYTES
+    bus = BUS_PASSES * model_bytes / medians["bus"]
+    moved = PASSES * model_bytes
     return {
         "processor_ratio": round(medians["bmuf_processor"] / medians["all_reduce_processor"], 3),
         "moved_gb": moved / 1e9,
@@ -158,11 +157,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--rate", type=float, default=1000.0, help="Mbit/s between the namespaces")
-    options = _quick.parse(parser, repeats=2)
+    parser.add_argument("--elements", type=int, default=ELEMENTS, help="of each of 25 tensors")
+    options = _quick.parse(parser, repeats=2, elements=ELEMENTS // 10)
     if is_worker():
-        worker(options.repeats)
+        worker(options.repeats, options.elements)
         return
-    arguments = ["--repeats", str(options.repeats)]
+    arguments = ["--repeats", str(options.repeats), "--elements", str(options.elements)]
     start = launch_under_mpi if mpiexec() else launch
     results = {"loopback": start(__file__, arguments, 2, 600)}
     reason = Hosts.possible()
@@ -175,7 +175,7 @@ def main() -> None:
             print(f"{network:14} {name:20} {1e3 * seconds:7.1f} ms {seconds / medians['all_reduce']:16.3f}")
     ratios = [medians["bmuf"] / medians["all_reduce"] for medians in results.values()]
     found = {"ratio": round(ratios[0], 3), "ratio_1gbit": round(ratios[1], 3) if len(ratios) > 1 else None}
-    found |= bound(results["loopback"])
+    found |= bound(results["loopback"], 4 * TENSORS * options.elements)
     over_mpi = results["loopback"].get("mpi")
     found["mpi_ratio"] = round(over_mpi / results["loopback"]["all_reduce"], 3) if over_mpi is not None else None
     if reason:

@@ -37,34 +37,37 @@ LAST = 18  # exchange, of about 20 with three workers
 
 
 def elastic(directory: Path, kills: int, seed: int, quick: bool) -> list[Played]:
-    """An elastic run of three workers after another."""
+    """An elastic run of three workers after another; a short one of two in the quick form."""
     found = []
+    workers, epochs = (2, 1) if quick else (3, 3)
     rows = (
-        [FIRST_EPOCH[:2]]
+        [[Kill("commit")]]
         if quick
         else [FIRST_EPOCH, *plays(ELASTIC, kills, 6, seed, TRAINING | STEPS | CONTROL, LAST, NEEDS)]
     )
     for number, row in enumerate(rows):
-        job = Job(f"{directory}/elastic-{number}", checkpoint=f"{directory}/elastic-{number}/steps", kills=row)
+        place = f"{directory}/elastic-{number}"
+        job = Job(place, workers=workers, epochs=epochs, checkpoint=f"{place}/steps", kills=row)
         log = f"{job.directory}/log"
-        ask = ["run", "--elastic", "1:4", "--workers", "3", "--timeout", f"{job.timeout_s:g}", "--log", log]
+        ask = ["run", "--elastic", "1:4", "--workers", f"{workers}", "--timeout", f"{job.timeout_s:g}", "--log", log]
         found.append(play(job, ask, ["run", "--again", log]))
         say("elastic", number, row, found[-1])
     return found
 
 
 def restarts(directory: Path, kills: int, seed: int, quick: bool) -> list[Played]:
-    """A run of two workers that is started again."""
+    """A run of two workers that is started again; a short one in the quick form."""
     found = []
+    epochs = 1 if quick else 3
     first = [Kill("step", 0), Kill("stepped", 1, "all"), Kill("resume"), Kill("exchange", 2, "all")]
     rows = (
-        [first[:1]]
+        [[Kill("finished")]]
         if quick
         else [first, *plays(RESTARTS, kills, 6, seed, TRAINING | STEPS, LAST, {"loaded": RESTORED})]
     )
     for number, row in enumerate(rows):
         place = f"{directory}/restarts-{number}"
-        job = Job(place, workers=2, checkpoint=f"{place}/steps", every_blocks=1, kills=row)
+        job = Job(place, workers=2, epochs=epochs, checkpoint=f"{place}/steps", every_blocks=1, kills=row)
         ask = ["run", "--workers", "2", "--restarts", str(len(row)), "--timeout", f"{job.timeout_s:g}"]
         found.append(play(job, [*ask, "--log", f"{place}/log", "--overwrite"], None))
         say("restarts", number, row, found[-1])

@@ -122,7 +122,7 @@ def _settle(places: multiprocessing.queues.Queue[int]) -> None:
         os.sched_setaffinity(0, {own[places.get() % len(own)]})
 
 
-def _chunk(first: int, most: int, settings: StormSettings) -> tuple[int, Tally]:
+def chunk(first: int, most: int, settings: StormSettings) -> tuple[int, Tally]:
     """Run seeds from `first` for CHUNK_S, at most so many; the next one, and what came of them."""
     logging.disable(logging.CRITICAL)  # what a faulty network makes the parts warn of
     if not gc.get_freeze_count():  # else each world's end looks through all that was imported
@@ -159,7 +159,7 @@ def storms(seeds: range, settings: StormSettings, jobs: int, seconds: float, tol
 
         def begin(first: int, end: int) -> None:
             if first < end and time.monotonic() < until:
-                waiting[pool.submit(_chunk, first, end - first, settings)] = end
+                waiting[pool.submit(chunk, first, end - first, settings)] = end
 
         while True:
             while len(waiting) < jobs and time.monotonic() < until:

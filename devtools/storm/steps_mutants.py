@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from devtools.storm.mutants import Plant, _instead, _nothing
@@ -32,7 +33,17 @@ def _own_newest() -> Any:
 
 def _first_manifest() -> Any:
     """Rank 0's choice, whatever the others say of it."""
-    return _instead(loading, "_said", lambda transport, problem, *_: transport.gather_json(problem)[0])
+    fill = loading._fill
+
+    def of_rank_0(checkpoint: Any, fetch: Any, transport: Any) -> str:
+        def first(value: Any) -> list[Any]:
+            answers: list[Any] = transport.gather_json(value)
+            return [answers[0] for _ in answers]
+
+        rank_0: Any = SimpleNamespace(world=transport.world, gather_json=first)
+        return str(fill(checkpoint, fetch, rank_0))
+
+    return _instead(loading, "_fill", of_rank_0)
 
 
 def _looks_at_no_sums() -> Any:

@@ -29,10 +29,10 @@ from sync_cost import ELEMENTS, TENSORS, attached, timed_both
 from paceline.update.exchange.exchanger import Exchanger
 
 
-def worker(repeats: int) -> None:
+def worker(repeats: int, elements: int) -> None:
     """One rank: time all three in turn; the first two rounds touch memory for the first time."""
-    model, optimizer, run = attached()
-    flat, found = torch.randn(TENSORS * ELEMENTS), defaultdict[str, list[float]](list)
+    model, optimizer, run = attached(elements)
+    flat, found = torch.randn(TENSORS * elements), defaultdict[str, list[float]](list)
     exchangers = [one for one in gc.get_objects() if type(one) is Exchanger]
     for turn in range(repeats + 2):
         for name in ("early", "waiting") if turn % 2 else ("waiting", "early"):
@@ -59,11 +59,12 @@ def main() -> None:
     """On loopback, and at 1 Gbit/s."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--elements", type=int, default=ELEMENTS, help="of each tensor")
     options = parser.parse_args()
     if is_worker():
-        worker(options.repeats)
+        worker(options.repeats, options.elements)
         return
-    arguments = ["--repeats", str(options.repeats)]
+    arguments = ["--repeats", str(options.repeats), "--elements", str(options.elements)]
     results = {"loopback": launch(__file__, arguments, 2, 600)}
     if not Hosts.possible():  # it gives the reason why not
         with Hosts(1000.0) as hosts:

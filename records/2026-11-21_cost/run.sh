@@ -4,4 +4,4 @@
 . "$(dirname "$0")/../common.sh"
 bench speed/sync_cost sync_cost
 bench speed/step_overhead step_overhead
-"$python" "$here/early.py" ${quick:+--repeats 1} | tail -n 1 > "$results/early.json"
+"$python" "$here/early.py" ${quick:+--repeats 1 --elements 100000} | tail -n 1 > "$results/early.json"

@@ -3,7 +3,7 @@
 # The table of README.md: the commit before the change and the present one, in turn.
 . "$(dirname "$0")/../common.sh"
 if [ -n "$quick" ]; then
-    "$python" "$here/measure.py" 1 "$PWD/src" "$PWD/src"
+    "$python" "$here/measure.py" 1 "$PWD/src"
     exit
 fi
 before=$(mktemp -d)

@@ -4,4 +4,4 @@
 # they lie in, PACKAGES one of `pip install --target` with what they need beside the project's own (see README.md).
 . "$(dirname "$0")/../common.sh"
 bench quality/foreign results --table "$here/programs.toml" --programs "${PROGRAMS:-out/foreign/programs}" \
-    --packages "${PACKAGES:-out/foreign/packages}" --out out/foreign/runs
+    --packages "${PACKAGES:-out/foreign/packages}" --out out/foreign/runs ${quick:+--only vae}

@@ -17,17 +17,17 @@ more quality/time_to_quality changed "${plateau[@]}" --workers 16 64 --seeds 3 -
 more quality/time_to_quality variants "${plateau[@]}" --workers 64 --sizes 1 --timed none --methods cold amplified grown \
     grown-threshold=0.65 grown-threshold=0.35 grown-rate=0.2 grown-rate=0.4 grown-amplify=0 grown-amplify=0.25 \
     grown-amplify=0.75 grown-gain=0.7 grown-period=2 grown-period=8
-bench quality/time_to_quality exponent "${plateau[@]}" --workers 4 16 32 --seeds 2 --sizes 1 --timed none --methods cold \
+more quality/time_to_quality exponent "${plateau[@]}" --workers 4 16 32 --seeds 2 --sizes 1 --timed none --methods cold \
     amplified cold-rate=0 amplified-rate=0
 more quality/time_to_quality exponent_more "${plateau[@]}" --workers 8 64 --seeds 2 --sizes 1 --timed none --methods cold cold-rate=0
-bench quality/time_to_quality exponent_far --tasks chars-sgd chars-adam --workers 8 32 --sizes 1 --timed none --methods cold \
+more quality/time_to_quality exponent_far --tasks chars-sgd chars-adam --workers 8 32 --sizes 1 --timed none --methods cold \
     cold-rate=0
 more quality/time_to_quality default --tasks small-sgd small-adam small-lines --workers 8 32 64 --sizes 1 --timed none \
     --methods cold grown
 if command -v espeak-ng > /dev/null; then
-    bench quality/time_to_quality speech --tasks speech --workers 4 8 16 --sizes 1 --timed none --methods cold grown
+    more quality/time_to_quality speech --tasks speech --workers 4 8 16 --sizes 1 --timed none --methods cold grown
 fi
-bench quality/time_to_quality rates --tasks small-sgd small-adam small-lines --workers 1 --sizes 1 --timed none --methods \
+more quality/time_to_quality rates --tasks small-sgd small-adam small-lines --workers 1 --sizes 1 --timed none --methods \
     serial-height=0.5 serial-height=2
 more quality/time_to_quality far --tasks chars-sgd chars-adam --workers 64 --methods grown grown-period=2 grown-period=4 \
     grown-threshold=0.65 grown-gain=0.7 "${sync[@]}"

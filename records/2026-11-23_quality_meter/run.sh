@@ -3,6 +3,6 @@
 # Trainings of what the meter forecasts (some forty minutes of a core), then the picture.
 . "$(dirname "$0")/../common.sh"
 bench quality/quality_meter forecast
-bench quality/quality_meter plateau --tasks small-sgd small-adam --minibatches 65536
-bench quality/quality_meter from_16 --first 16 --workers 64
+more quality/quality_meter plateau --tasks small-sgd small-adam --minibatches 65536
+more quality/quality_meter from_16 --first 16 --workers 64
 "$python" "$here/plot.py"

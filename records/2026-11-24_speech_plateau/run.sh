@@ -5,7 +5,7 @@
 . "$(dirname "$0")/../common.sh"
 silent=(small-sgd small-adam small-lines)
 once=(--sizes 1 --timed none)
-bench quality/time_to_quality speech --tasks small-speech --workers 8 32 64 "${once[@]}" \
+more quality/time_to_quality speech --tasks small-speech --workers 8 32 64 "${once[@]}" \
     --methods grown cold sync-rate=0.5 sync-rate=0.75-momentum=0.9
 more quality/time_to_quality speech_more --tasks small-speech --workers 4 16 "${once[@]}" --methods grown cold
 more quality/time_to_quality speech_seeds --tasks small-speech --workers 32 64 --seeds 3 "${once[@]}" --methods grown cold
@@ -14,7 +14,7 @@ bench quality/time_to_quality others --tasks "${silent[@]}" small-speech --worke
 more quality/time_to_quality diloco --tasks "${silent[@]}" small-speech --workers 64 "${once[@]}" --methods diloco-rate=0
 more quality/time_to_quality four --tasks "${silent[@]}" --workers 4 "${once[@]}" --methods grown cold sync-rate=0.29 \
     sync-rate=0.5 sync-rate=0.75 sync-rate=0.75-momentum=0.9 sync-rate=1-momentum=0.9
-bench quality/time_to_quality speedup --tasks "${silent[@]}" small-speech --workers 64 --sizes 1 2 4 --methods grown cold \
+more quality/time_to_quality speedup --tasks "${silent[@]}" small-speech --workers 64 --sizes 1 2 4 --methods grown cold \
     --timed grown cold
 bench quality/time_to_quality rates --tasks small-speech --workers 1 "${once[@]}" --methods serial-height=0.5 serial-height=2
 "$python" "$here/plot.py" "$results"

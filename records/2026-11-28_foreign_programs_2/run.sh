@@ -5,5 +5,5 @@
 . "$(dirname "$0")/../common.sh"
 for of in blocks $([ -n "$quick" ] || echo sync); do
     bench quality/foreign "$of" --table "$here/programs.toml" --programs "${PROGRAMS:-out/foreign/programs}" \
-        --packages "${PACKAGES:-out/foreign/packages}" --out "${RUNS:-out/foreign/runs}" --rule "${of/blocks/}"
+        --packages "${PACKAGES:-out/foreign/packages}" --out "${RUNS:-out/foreign/runs}" --rule "${of/blocks/}" ${quick:+--only gcn}
 done

@@ -16,6 +16,8 @@ import pytest
 
 import paceline
 
+pytestmark = pytest.mark.plugins
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "char_lm"
 
 if not EXAMPLE.is_dir():

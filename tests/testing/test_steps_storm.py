@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import pytest
 from devtools.storm.elastic import StormSettings
+from devtools.storm.mutants import MUTANTS, RUN_MUTANTS
 from devtools.storm.seeds import storm
+from devtools.storm.server_mutants import SERVER_MUTANTS
 from devtools.storm.steps_mutants import STEPS_MUTANTS
 
 STEPS = StormSettings("steps")
@@ -33,6 +35,7 @@ def test_more_storms_over_steps(first: int) -> None:
     ("name", "seed", "faults"),
     [
         ("each worker resumes from its own newest step", 6, ()),
+        ("rank 0 alone says whether a step is whole", 10, ()),
         ("sums of a step's files are not looked at", 0, ("flip",)),
         ("files of a step are not synced", 5, ()),
         ("the folder is not synced after a step's rename", 37, ()),
@@ -49,3 +52,10 @@ def test_planted_bugs_are_found(name: str, seed: int, faults: tuple[str, ...]) -
 def test_a_seed_has_one_history() -> None:
     one, other = storm(3, STEPS), storm(3, STEPS)
     assert one.tape == other.tape and one.turns == other.turns and one.seconds == other.seconds
+
+
+def test_every_bug_can_be_planted() -> None:
+    """What a bug takes the place of is still there."""
+    for plant in (*MUTANTS.values(), *RUN_MUTANTS.values(), *SERVER_MUTANTS.values(), *STEPS_MUTANTS.values()):
+        with plant():
+            pass

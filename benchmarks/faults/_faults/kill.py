@@ -12,13 +12,12 @@ from _faults import count, judge
 from _faults.cluster import POLL_S, Cluster, Worker
 from _faults.job import Job
 
-WORKERS = 4
 MINIBATCH_S = 0.02
 READY_S = 60.0
 CALM = 3  # exchanges between two deaths, all workers in them
 
 
-def kill(directory: Path, times: int, seed: int) -> dict[str, Any]:
+def kill(directory: Path, times: int, seed: int, workers: int, hidden: int) -> dict[str, Any]:
     """SIGKILL so often; seconds from a death, and from when it was seen, to the survivors' next exchange."""
     job = Job(
         books=str(directory / "books"),
@@ -26,13 +25,14 @@ def kill(directory: Path, times: int, seed: int) -> dict[str, Any]:
         minibatches=60_000,  # more than are made
         minibatch_s=MINIBATCH_S,
         seed=seed,
+        hidden=hidden,
     )
     cluster = Cluster(directory, job)
     killed: list[tuple[int, float]] = []
     try:
-        cluster.start(0, WORKERS)
+        cluster.start(0, workers)
         for turn in range(times):
-            victim = _settled(cluster)[turn % WORKERS]
+            victim = _settled(cluster, workers)[turn % workers]
             hold = Path(job.books) / f"hold-{victim.number}"
             hold.touch()
             _wait(lambda v=victim: _all_wait(cluster, v), "the others to come to the exchange", cluster)
@@ -40,27 +40,27 @@ def kill(directory: Path, times: int, seed: int) -> dict[str, Any]:
             killed.append((victim.number, time.time()))
             hold.unlink()
             print(f"{turn + 1:3d}  worker {victim.number} killed", flush=True)
-        _settled(cluster)
+        _settled(cluster, workers)
         books, events = cluster.books(), cluster.events()
     finally:
         cluster.close()
     return _figures(books, events, killed)
 
 
-def _settled(cluster: Cluster) -> list[Worker]:
-    """Wait until four train and have made some exchanges together."""
+def _settled(cluster: Cluster, workers: int) -> list[Worker]:
+    """Wait until all train and have made some exchanges together."""
     seen: dict[int, int] = {}
 
     def calm() -> bool:
         training = {worker.number for worker in cluster.training()}
-        if len(training) != WORKERS:
+        if len(training) != workers:
             return False
         now = {n: sum(line["event"] == "exchanged" for line in cluster.books()[n]) for n in training}
         for number, exchanges in now.items():
             seen.setdefault(number, exchanges)
         return all(exchanges - seen[number] >= CALM for number, exchanges in now.items())
 
-    _wait(calm, f"{WORKERS} workers to train together", cluster)
+    _wait(calm, f"{workers} workers to train together", cluster)
     return cluster.training()
 
 

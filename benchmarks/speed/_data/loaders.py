@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from _workers import is_quick
 from torch.utils.data import DataLoader, Dataset
 
-SAMPLES, BATCH, VALUES, WORKERS = 20_000, 16, 256, 4
+SAMPLES, BATCH, VALUES, WORKERS = 2_000 if is_quick() else 20_000, 16, 256, 4
 PLACES = {"in_process": 0, "one_process": 1}
 TURNS = {"in_process": 5, "one_process": 1}
 Row = Callable[[int], Iterable[Any]]  # from a number of loader processes to the batches of one pass
@@ -185,9 +186,3 @@ def measure(rounds: int = 5, names: Iterable[str] = tuple(PEERS)) -> dict[str, A
         for place in PLACES
     }
     return {**ratios, "rates": rates, "missing": missing}
-
-
-if __name__ == "__main__":
-    import json
-
-    print(json.dumps(measure(), indent=2))

@@ -27,11 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from _idle import wait_until_idle
+from _workers import is_quick
 
 from paceline_plugins.data.cache import Cache
 from paceline_plugins.data.cache.checksums import hasher
 
-OBJECT_BYTES = 16 << 20
+OBJECT_BYTES = (4 if is_quick() else 16) << 20
 SECRETS = {"region": "us-east-1", "access_key_id": "a", "secret_access_key": "b"}
 
 
