@@ -67,11 +67,11 @@ $(BIN)/python:
 
 # The core and what its tests and the demo's report need.
 $(CORE): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[test]'
 	touch $(CORE)
 
 # The packages, the frameworks and the tools of developers, too.
 $(READY): pyproject.toml $(PACKAGES:%=%/pyproject.toml) constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt \
 		--editable '.[dev]' $(PACKAGES:%=--editable %)
 	touch $(CORE) $(READY)

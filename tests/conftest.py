@@ -4,8 +4,9 @@
 `make test` runs the fast tier: pure functions and virtual workers, with every claim of the README. `make test-all` runs
 the mark `full`, too: what starts real processes or makes networks, and the adapters of frameworks. A test of real
 processes that shows a claim of the README is marked `claim` and runs in the fast tier. `pytest -m slow` runs the rest.
-Of a table of parameters that marks no row itself the fast tier runs `ROWS` rows, with each value where that is enough,
-and `make test-all` as many others, except for a `law`, of which it runs all; of real processes it runs the first row.
+Of a table of parameters that marks no row itself the fast tier runs `ROWS` rows, with each value where that is enough
+(of one that marks rows twice as many), and `make test-all` as many others, of a `law` all; of real processes it runs
+the first row.
 """
 
 from __future__ import annotations
@@ -87,9 +88,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             rest = _rest(rows)
             later = _rest(rest)
         else:
+            law = rows[0].get_closest_marker("law")
+            fast = [row for row in rows if not any(row.get_closest_marker(name) for name in ("full", "slow", "claim"))]
             rest = [row for row in rows if row.get_closest_marker("full") and not row.get_closest_marker("slow")]
+            rest += [] if law else _rest(fast, 2 * ROWS)
             real = any(row.nodeid in outside for row in rest)
-            later = _beyond(rest, rows[0].get_closest_marker("law"), real)
+            later = _beyond(rest, law, real)
         for item in rest:
             item.add_marker("full")
         for item in later:
@@ -103,8 +107,8 @@ def _beyond(rest: list[pytest.Function], law: pytest.Mark | None, real: bool) ->
     return [row for k, row in enumerate(rest) if k % law.kwargs.get("every", 1)]
 
 
-def _rest(rows: list[pytest.Function]) -> list[pytest.Function]:
-    """All but `ROWS` rows of a table, which are spread evenly over those that have a value for the first time."""
+def _rest(rows: list[pytest.Function], keep: int = ROWS) -> list[pytest.Function]:
+    """All but `keep` rows of a table, which are spread evenly over those that have a value for the first time."""
     seen: set[tuple[str, int]] = set()
     first = []
     for row in rows:
@@ -112,7 +116,7 @@ def _rest(rows: list[pytest.Function]) -> list[pytest.Function]:
         if not values <= seen:
             first.append(row)
             seen |= values
-    kept = {first[k * len(first) // ROWS].nodeid for k in range(ROWS)} if len(rows) > ROWS else set()
+    kept = {first[k * len(first) // keep].nodeid for k in range(keep)} if len(rows) > keep else set()
     return [row for row in rows if row.nodeid not in kept] if kept else []
 
 

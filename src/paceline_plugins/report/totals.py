@@ -123,7 +123,8 @@ def data_wait_sentence(run: RunLog) -> str:
 
 def waits_long_for_data(run: RunLog) -> bool:
     """Whether all workers, or one of them, wait for data enough for a warning; virtual ones wait for each other."""
-    return run.transport != "virtual" and any(shares(workers).data >= MUCH_WAIT for workers in (run.workers, *([worker] for worker in run.workers)))
+    groups = (run.workers, *([worker] for worker in run.workers))
+    return run.transport != "virtual" and any(shares(workers).data >= MUCH_WAIT for workers in groups)
 
 
 def rejected_counts(run: RunLog) -> Counter[int]:

@@ -46,7 +46,7 @@ def test_under_a_cap_each_file_is_fetched_once_if_it_is_used_in_order(
             with cache.open(url) as path:
                 assert path.read_bytes() == bytes([number]) * KB
         stats = cache.stats()[server.address]
-    assert stats.misses == 0 and stats.fetched_bytes == 12 * KB
+    assert stats.fetched_bytes == 12 * KB
     assert sum(server.requests.values()) <= 12 + threads - 1, "requests for which there was no room"
 
 

@@ -63,6 +63,7 @@ def test_a_sampler_of_ten_thousand_million(tmp_path: Path, monkeypatch: pytest.M
     assert len(samples(one["seen"][0])) == len(samples(other["seen"][0])) == 12 and one["seen"] != other["seen"]
 
 
+@pytest.mark.full
 def test_a_loader_that_never_ends_and_says_itself_when_an_epoch_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
