@@ -69,7 +69,7 @@ def test_the_readme_is_short_and_says_what_this_is() -> None:
     text = TEXTS[README]
     assert len(text) <= 9000, "move what a newcomer does not need to a page in docs/"
     first = " ".join(text.split("\n\n")[1].split())
-    assert all(word in first for word in ("data-parallel", "PyTorch", "ordinary Ethernet")), first
+    assert all(word in first for word in ("PyTorch", "several machines", "ordinary Ethernet", "No GPU")), first
 
 
 def test_there_is_something_to_check() -> None:
