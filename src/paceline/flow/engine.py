@@ -207,9 +207,7 @@ class ElasticEngine:
             self.blocks.retune(rule, self.blocks.schedule.steps)
         self.rule = rule
 
-    def retuned(self, rule: Rule) -> None:
-        """The same: there is no other change."""
-        self.follow(rule)
+    retuned = follow  # there is no other change
 
     def merge(self) -> None:
         """End the current block; members that train on are called and join the exchange."""

@@ -238,9 +238,7 @@ class Asynchronous:
         for client in self._clients:
             client.follow(rule.bounded)
 
-    def retuned(self, rule: Rule) -> None:
-        """The same: there is no other change."""
-        self.follow(rule)
+    retuned = follow  # there is no other change
 
     def close(self) -> None:
         """Close the connections."""
