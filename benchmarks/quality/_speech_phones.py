@@ -11,6 +11,9 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))  # also as the process that speaks
 
 import numpy as np
 from _speech_voices import HOP, SPEEDS, VARIANTS, WINDOW, Manner, Speaker, bands

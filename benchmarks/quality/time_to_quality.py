@@ -33,8 +33,9 @@ Finished trainings are kept in `--out`. The last line is a JSON object: `cells` 
 `worker_seconds_over_serial` (all N workers' time to that quality, with that of those that wait, over one worker's) and
 `behind_sync` (the most by which it is worse than the best synchronous training); `methods`, by the name of each that is
 not synchronous the same `worst_over_serial`, `effective_speedup` and `behind_sync`, each by N; `oracle`, the worst of
-the tasks over one worker where the best of all "grown" methods that were given is taken in each cell; and `plateau` and
-`plateau_error`: by how much one worker with half of the samples is worse, by task.
+the tasks over one worker where the best of all "grown" methods that were given is taken in each cell; `plateau` and
+`plateau_error`: by how much one worker with half of the samples is worse, by task; `serial`, of one worker by task, and
+of each cell `each`: what each seed had, by the size of the training; `minibatches` by task, and the `command`.
 """
 
 from __future__ import annotations
@@ -136,6 +137,13 @@ class Trainings:
         """Of the first seed."""
         return self._rows[cell][0]["stages"]
 
+    def each(self, task: str, method: str, workers: int) -> dict[str, Row]:
+        """What each seed has, in its order, by how many times the task's minibatches there were."""
+        made = sorted(cell[3] for cell in self._rows if cell[:3] == (task, method, workers))
+        rows = {m: self._rows[task, method, workers, m] for m in made}
+        keys = ("quality", "error", "stages")
+        return {f"{m:g}": {key: [row[key] for row in of] for key in keys if key in of[0]} for m, of in rows.items()}
+
     def speedup(self, cell: Cell, gbit: float) -> float | None:
         """One worker's time over that to its quality."""
         task, method, workers, _ = cell
@@ -198,7 +206,7 @@ def row_of(made: Trainings, cell: Cell) -> Row:
     found["effective_speedup"] = {gbit: rounded(one, 2) for gbit, one in speedups.items()}
     its = {f"{gbit:g}": made.speed_to_its_quality(cell, gbit) for gbit in made.args.gbit}
     found["speed_to_its_quality"] = {gbit: rounded(one, 2) for gbit, one in its.items()}
-    return {**found, "stages": made.stages(cell)}
+    return {**found, "stages": made.stages(cell), "each": made.each(task, method, workers)}
 
 
 # ---- Figures by N
@@ -274,6 +282,9 @@ def figures_of(made: Trainings, rows: list[Row]) -> Row:
         "oracle": by_workers(rows, lambda of: worst(best_in_each(of, OURS).values())),
         "plateau": {cell[0]: rounded(made.over_serial(cell)) for cell in halves},
         "plateau_error": {cell[0]: rounded(made.error_over_serial(cell)) for cell in halves if TASKS[cell[0]].error},
+        "serial": {task: made.each(task, "serial", 1) for task in made.args.tasks},
+        "minibatches": {task: minibatches_of(made.args, task, 1.0) for task in made.args.tasks},
+        "command": " ".join(sys.argv),
     }
 
 

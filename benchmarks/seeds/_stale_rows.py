@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from _stale_stack import HALVES, Row
 
-MINIBATCHES, SHORT, PROBE = 20_480, 4_096, 5_120
+MINIBATCHES, SHORT = 20_480, 4_096
 RATE, WORKERS = 0.3, 8
 FEW, MANY, RATE_OF_MANY = 4, 16, 0.2
 BEST_ALONE, BEST_ASGD, BEST_COMPENSATED = 0.4, 0.15, 0.2
@@ -72,6 +72,11 @@ def rates(seed: int) -> list[Row]:
     return [*found, _row("normalized", compensated("normalized", TUNED["normalized"]), seed, 0.4)]
 
 
+def published(seed: int) -> list[Row]:
+    """The article's adaptive strength, as it is, at fewer rates than `asgd` has."""
+    return [_row("adaptive", compensated("adaptive", 2.0), seed, rate) for rate in (0.15, 0.2, RATE)]
+
+
 def halves(seed: int) -> list[Row]:
     """Where the delays do harm."""
     return [_row(half, half, seed) for half in HALVES]
@@ -94,7 +99,7 @@ ROWS: dict[str, Callable[[int], list[Row]]] = {
     "why": why,
     "strengths": strengths,
     "rates": rates,
+    "published": published,
 }
 ONCE = ("why", "strengths", "rates")
 """For the first seed alone."""
-PROBED: Sequence[Row] = [Row("asgd", WORKERS, rate, ASGD, PROBE, 0) for rate in (0.1, RATE)]

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A CNN on pictures with asynchronous workers: how much of what `asgd` loses does delay compensation win back?
 
-    python benchmarks/seeds/delay_compensation.py [--rows table ..] [--seeds 0] [--probe] [--quick] [--out DIR]
+    python benchmarks/seeds/delay_compensation.py [--rows table ..] [--seeds 0] [--quick] [--out DIR]
 
 Letters on photographs (`_letters.py`), plain SGD whose rate falls by steps, virtual workers on paceline's simulated
 clock; rows of one seed are trained in one stack (`_stale_stack.py`). Finished trainings are kept in DIR (default
-`out/delay_compensation`) and not made again. `--probe` measures what late gradients miss (`_stale_probe.py`). The last
-line is a JSON object: `trainings`, each with its held-out `loss` (nats) and `error` (%); `cells`, their means over the
-seeds, with `over_one_worker` (of the loss, a share) and `gap_closed` (of what ASGD loses at the same rate); and
-`windows`, what late gradients missed.
+`out/delay_compensation`) and not made again. The last line is a JSON object: `trainings`, each with its held-out `loss`
+(nats) and `error` (%); `cells`, their means over the seeds, with `over_one_worker` (of the loss, a share) and
+`gap_closed` (of what ASGD loses at the same rate); and the `command`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 import _quick
 import torch
 from _letters import LETTERS, cut, letters
-from _stale_probe import Probe
-from _stale_rows import ONCE, PROBED, ROWS
+from _stale_rows import ONCE, ROWS
 from _stale_stack import Row, Stack, held_out
 from torch import Tensor
 
@@ -127,27 +125,11 @@ def like(lines: Sequence[Line], cell: Line, method: str, workers: int) -> float 
     return mean(found, "loss") if len(found) == len(cell["seeds"]) else None
 
 
-def probe(data: Data, minibatches: int, windows: int, updates: int) -> list[Line]:
-    """What late gradients miss, in so many windows of so many updates along trainings with `asgd`."""
-    rows = [replace(row, minibatches=minibatches) for row in PROBED]
-    stack = Stack(rows, data, len(LETTERS))
-    follower, found = Probe(stack), []
-    apart = minibatches // windows
-    for _ in range(windows):
-        follower.pass_by((apart - updates) // 2)
-        for row, line in zip(rows, follower.window(updates), strict=True):
-            found.append({"workers": row.workers, "rate": row.rate, "minibatches": minibatches} | line)
-            print(json.dumps(found[-1]), flush=True)
-        follower.pass_by(apart - updates - (apart - updates) // 2)
-    return found
-
-
 def main() -> None:
     """Train what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", choices=list(ROWS), default=["table"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--probe", action="store_true", help="what late gradients miss, in trainings with asgd")
     parser.add_argument("--out", type=Path, default=Path("out/delay_compensation"))
     args = _quick.parse(parser, seeds=[0], out=Path("out/delay_compensation/quick"))
     torch.set_num_threads(1)
@@ -158,9 +140,7 @@ def main() -> None:
     data = pictures(args.quick)
     args.out.mkdir(parents=True, exist_ok=True)
     made = trainings(wanted, data, args.out / "trainings.jsonl")
-    sizes = (32, 4, 2) if args.quick else (PROBED[0].minibatches, 16, 40)
-    windows = probe(data[0], *sizes) if args.probe else []
-    print(json.dumps({"trainings": made, "cells": cells(made), "windows": windows}))
+    print(json.dumps({"trainings": made, "cells": cells(made), "command": " ".join(sys.argv)}))
 
 
 if __name__ == "__main__":

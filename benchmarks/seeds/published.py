@@ -14,20 +14,15 @@
    own        of its four runs of DistributedDataParallel on shaped links (forecast as `sync`): by how much their
               exchange at 1,000 Mbit/s takes longer than DiLoCo's of as many bytes; forecast are the other rates
 
-2. DDL, 256 GPUs in 64 hosts: 95 % of 256 times one GPU's speed for ResNet-50 (arXiv 1708.02188). A step of 0.2 s is
-   taken from 50 minutes for 90 passes over 1.28 million pictures with 32 a GPU; 100 Gbit/s a host and rail. Forecasts
-   with and without gradients sent during the backward pass, one and two rails, and a spread of the step times.
-
-3. Horovod, 128 and 512 GPUs, four a host, 25 Gbit/s a host: 90 % of the speed of so many single GPUs for Inception V3,
+2. Horovod, 128 and 512 GPUs, four a host, 25 Gbit/s a host: 90 % of the speed of so many single GPUs for Inception V3,
    79 and 68 % for VGG-16 (its README, and that of its first releases). The step is that of a P100 with 64 pictures in
    TensorFlow's published benchmarks (tensorflow/tensorflow 6535ed7, docs_src/performance/benchmarks.md).
 
     python benchmarks/seeds/published.py [--quick]
 
 The last line is a JSON object: `median_error` and `worst_error`, by forecast (`diloco_measured` and so on) the share
-by which the forecast utilisation is off, `points`, by forecast; `ddl`, by case, the forecast efficiency, and
-`ddl_spread`, the largest spread of step times at which 95 % are reached with overlap; `horovod`, by spread, model and
-GPUs, the forecast efficiency, and `horovod_error`, by spread, the median and the worst error.
+by which the forecast utilisation is off, `points`, by forecast; `horovod`, by spread, model and GPUs, the forecast
+efficiency, and `horovod_error`, by spread, the median and the worst error.
 """
 
 from __future__ import annotations
@@ -79,10 +74,7 @@ RING = 2 * (WORKERS - 1) / WORKERS * 4 * PARAMETERS
 """Bytes that a worker sends for one sum."""
 LATENCY_S = 50e-6
 BACKWARD = 2 / 3  # share of a step during which gradients may travel
-RESNET, GPUS, PER_HOST, PICTURES = 25_557_032, 256, 4, 32
-DDL_STEP_S = PICTURES * GPUS * 50 * 60 / (90 * 1_281_167)
-RAIL = NetworkLink(2e-6, 0.97 * 100e9 / 8, 1e-6)
-NVLINK = NetworkLink(3e-6, 40e9, 1e-6)
+PER_HOST = 4
 
 
 INCEPTION, VGG = 23_834_568, 138_357_544
@@ -134,22 +126,6 @@ def errors(rule: str, known: str) -> Iterator[tuple[str, float, float]]:
             yield f"{text} at {rate} Mbit/s", step_ms / 1e3 / step_s, measured
 
 
-def ddl(rails: int, overlap: bool, spread: float) -> float:
-    """Forecast efficiency of synchronous training as in DDL's publication."""
-    host = NetworkLink(RAIL.latency_s, rails * RAIL.bandwidth_bytes_s, RAIL.message_s)
-    work = Workload(LogNormal(DDL_STEP_S, spread), Layout.vector(RESNET), backward=BACKWARD if overlap else 0.0)
-    return forecast(rule_from_text("sync()"), work, Network("ddl", host, NVLINK, PER_HOST), GPUS).efficiency
-
-
-def largest_spread(wanted: float) -> float:
-    """The largest spread of step times with which the efficiency is reached, with overlap on one rail."""
-    low, high = 0.0, 1.0
-    for _ in range(20):
-        middle = (low + high) / 2
-        low, high = (middle, high) if ddl(1, True, middle) >= wanted else (low, middle)
-    return low
-
-
 def horovod(model: str, gpus: int, spread: float) -> float:
     """Forecast efficiency of synchronous training as in Horovod's benchmarks."""
     numbers, pictures_s, _ = HOROVOD[model]
@@ -186,25 +162,12 @@ def main() -> None:
             print(f"\n{name}: median {median[name]:.1%}, worst {worst[name]:.1%}")
             for (point, said, was), error in zip(rows, off, strict=True):
                 print(f"  {point:35} {said:8.2%} {was:8.2%} {error:7.1%}")
-    cases = {
-        f"{'overlap' if overlap else 'no_overlap'}_{rails}_rail{'s' if rails > 1 else ''}_spread_{100 * spread:g}": ddl(
-            rails, overlap, spread
-        )
-        for overlap in (True, False)
-        for rails in (1, 2)
-        for spread in (0.0, 0.01, 0.02)
-    }
-    print()
-    for name, efficiency in cases.items():
-        print(f"{name:32} {efficiency:7.1%}")
     print()
     horovod_said, horovod_error = horovod_tables()
     result = {
         "median_error": median,
         "worst_error": worst,
         "points": points,
-        "ddl": {name: round(efficiency, 4) for name, efficiency in cases.items()},
-        "ddl_spread": round(largest_spread(0.95), 4),
         "horovod": horovod_said,
         "horovod_error": horovod_error,
     }

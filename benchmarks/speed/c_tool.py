@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training tool in C++ on four workers: what changes in it, what it costs, and whether it learns as well.
+"""A training tool in C++: what changes in it, and what the library costs (`c_tool_workers.py` trains it).
 
-`examples/c_tool` before and after is compiled and trained: by itself, and on 4 workers under `bmuf` and `averaging`, of
-which `bmuf` twice. A small tool in C makes steps of about 5 ms inside a block, 8 with `pl_step` and 8 without.
-Two processes exchange an array through the C library and one as large through `attach_arrays` in turn.
+A small tool in C makes steps of about 5 ms inside a block, 8 with `pl_step` and 8 without. Two processes exchange an
+array through the C library and one as large through `attach_arrays` in turn.
 
-    python benchmarks/speed/c_tool.py [--pairs 60] [--megabytes 100] [--exchanges 9] [--frames 60000] [--epochs 6]
+    python benchmarks/speed/c_tool.py [--pairs 60] [--megabytes 100] [--exchanges 9]
 
 The last line is a JSON object: `changed_lines` of the tool, `step_overhead` (median, over all pairs of runs, of the
-ratio of the thread's processor seconds), `sync_ratio` (ratio of the medians of an exchange), `error` (held-out,
-percent, by rule; `alone` is the tool before) and `same_bits` of two runs.
+ratio of the thread's processor seconds) and `sync_ratio` (ratio of the medians of an exchange).
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import ctypes
 import difflib
 import json
 import os
-import re
 import statistics
 import sys
 import tempfile
@@ -30,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
 import _quick
 import numpy as np
-from _c_tools import EXAMPLE, HERE, compile_example, frames, on_workers, told
+from _c_tools import EXAMPLE, HERE, compile_example, on_workers, told
 from _workers import answer, is_worker, launch
 
 import paceline
@@ -46,30 +43,11 @@ def changed_lines() -> int:
     return sum(max(b - a, d - c) for kind, a, b, c, d in changes if kind != "equal")
 
 
-def compile_tools(place: Place, folder: Path, count: int) -> None:
-    """The library, the example with its data, and the tool of 5 ms."""
+def compile_tools(place: Place, folder: Path) -> None:
+    """The library, the example, and the tool of 5 ms."""
     compile_example(place, folder)
-    for name, seed, size in (("training", 1, count), ("heldout", 2, 10_000)):
-        frames(folder, name, size, seed)
     steps = [str(HERE / "_c_tool" / "steps.c"), *place.cflags(), *place.libs(), "-o", str(folder / "steps")]
     told(["cc", "-O2", *steps])
-
-
-def errors(folder: Path, rules: list[str], workers: int, epochs: int) -> tuple[dict[str, float], bool]:
-    """Held-out error of each rule, and whether two trainings of the first wrote the same model."""
-
-    def arguments(tool: str, model: str) -> list[str]:
-        return [str(folder / name) for name in (tool, "training", "heldout", model)] + [str(epochs)]
-
-    found = {"alone": told(arguments("train", "alone.model"))}
-    again = f"{rules[0]} again"
-    for rule in (*rules, again):
-        exact = f"{rule.split()[0]}(period=8, reproducible=True)"
-        found[rule] = on_workers(workers, arguments("train_paceline", f"{rule}.model"), folder, exact)
-    models = [(folder / f"{name}.model").read_bytes() for name in (rules[0], again)]
-    last = {name: float(re.findall(r"held-out error ([\d.]+)", text)[-1]) for name, text in found.items()}
-    del last[again]
-    return last, models[0] == models[1]
 
 
 def step_overhead(folder: Path, pairs: int, workers: int) -> list[float]:
@@ -108,32 +86,23 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=60, help="of 8 steps without, and as many with pl_step")
     parser.add_argument("--megabytes", type=float, default=100.0, help="of an exchange")
     parser.add_argument("--exchanges", type=int, default=9, help="through C, and as many through Python")
-    parser.add_argument("--frames", type=int, default=60_000, help="to train on")
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--rules", nargs="+", default=["bmuf", "averaging"], help="the first one twice")
-    parser.add_argument("--workers", type=int, default=4, help="of the training")
     parser.add_argument("--prefix", type=Path, help=argparse.SUPPRESS)
-    quick = {"pairs": 5, "megabytes": 1.0, "exchanges": 5, "frames": 4000, "epochs": 1, "workers": 1, "rules": ["bmuf"]}
-    options = _quick.parse(parser, **quick)
+    options = _quick.parse(parser, pairs=5, megabytes=1.0, exchanges=5)
     if is_worker():
         worker(options.prefix, options.megabytes, options.exchanges)
         return
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="paceline-c-tool-") as scratch:
         folder = Path(os.environ.get("C_TOOL", scratch))
-        compile_tools(Place(folder / "prefix"), folder, options.frames)
-        error, same = errors(folder, options.rules, options.workers, options.epochs)
+        compile_tools(Place(folder / "prefix"), folder)
         step_s, overhead, *between = step_overhead(folder, options.pairs, 1 if options.quick else 2)
         sizes = ["--megabytes", str(options.megabytes), "--exchanges", str(options.exchanges)]
         sync = launch(__file__, [*sizes, "--prefix", str(folder / "prefix")], 2, 600)
     lines, ratio = changed_lines(), sync["c_s"] / sync["python_s"]
-    for name, value in error.items():
-        print(f"held-out error, {name:10} {value:6.2f} %")
-    print(f"lines of the tool that changed {lines}; two runs wrote {'the same' if same else 'different'} bits")
+    print(f"lines of the tool that changed {lines}")
     print(f"a step {1e3 * step_s:.3f} ms, with pl_step {overhead:.4f} times ({between[0]:.4f} to {between[1]:.4f})")
     print(f"an exchange through Python {sync['python_s']:.3f} s, through C {sync['c_s']:.3f} s  ({ratio:.3f} times)")
-    figures = {"changed_lines": lines, "step_overhead": round(overhead, 4), "sync_ratio": round(ratio, 4)}
-    print(json.dumps({**figures, "error": error, "same_bits": same}))
+    print(json.dumps({"changed_lines": lines, "step_overhead": round(overhead, 4), "sync_ratio": round(ratio, 4)}))
 
 
 if __name__ == "__main__":

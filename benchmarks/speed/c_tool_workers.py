@@ -2,7 +2,8 @@
 """A training tool in C++ at several numbers of workers: held-out error after equal samples, and speed-up.
 
 `examples/c_tool` is trained by itself and on `--workers` workers under each rule with a period of 8, on the same frames
-for as many epochs and at the same rates; `--seeds` draws of the training data. A machine with fewer cores than workers
+for as many epochs, at each of `--rates`; `--seeds` draws of the training data. Each is judged at its own best rate, by
+the mean of the seeds. A machine with fewer cores than workers
 cannot show their speed-up by the clock, so there are three figures for it:
 
     clock       time of the tool alone over that of two workers, from the end of the first epoch to the end of the last;
@@ -13,10 +14,12 @@ cannot show their speed-up by the clock, so there are three figures for it:
                 minibatch and the bytes of the rule; times vary by 10 %
 
     python benchmarks/speed/c_tool_workers.py [--frames 60000] [--epochs 12] [--seeds 3] [--workers 4 8] [--long 24]
+        [--rates 0.05 0.1 0.2 0.5 1 2]
 
-The last line is a JSON object: `error_alone` (percent, by seed), `half` (error of the tool alone after half of the
-epochs over that at the end, by seed), `error` (by rule and workers, of each seed), `error_ratio` (of the means, over
-alone), `processor`, `clock`, `speed_up`, `step_ms`, and `block_bytes` that a worker has sent and should by the formula.
+The last line is a JSON object: `error_alone` (percent, by rate, of each seed), `half` (error of the tool alone at its
+best rate after half of the epochs over that at the end, by seed), `error` (by rule, workers and rate, of each seed),
+`best` (the best rate, by rule and workers), `error_ratio` (of the means, each at its best rate, over alone),
+`processor`, `clock`, `speed_up`, `step_ms`, and `block_bytes` that a worker has sent and should by the formula.
 """
 
 from __future__ import annotations
@@ -79,10 +82,10 @@ class Trainer:
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "log"
 
-    def __call__(self, seed: int, epochs: int, workers: int = 0, rule: str = "") -> Taken:
+    def __call__(self, seed: int, epochs: int, workers: int = 0, rule: str = "", rate: float = 0.5) -> Taken:
         """Train; without workers the tool as it was."""
         names = ("train_paceline" if workers else "train", f"training{seed}", "heldout", "model")
-        command = [*(str(self.folder / name) for name in names), str(epochs)]
+        command = [*(str(self.folder / name) for name in names), str(epochs), f"{rate:g}"]
         start = [sys.executable, "-m", "paceline", "run", "--workers", str(workers), "--rule", rule, "--overwrite"]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         with subprocess.Popen(
@@ -131,28 +134,45 @@ def two_workers(train: Trainer, options: argparse.Namespace) -> dict[str, dict[s
     return found
 
 
+def best_of(by_rate: dict[str, list[float]]) -> str:
+    """The rate with the least mean error."""
+    return min(by_rate, key=lambda rate: mean(by_rate[rate]))
+
+
 def table(train: Trainer, options: argparse.Namespace) -> dict[str, Any]:
     """Errors of all trainings, and the planner's times."""
-    seeds = range(1, options.seeds + 1)
-    alone = [train(seed, options.epochs) for seed in seeds]
+    seeds, rates = range(1, options.seeds + 1), [f"{rate:g}" for rate in options.rates]
+
+    def tuned(workers: int = 0, rule: str = "") -> dict[str, list[Taken]]:
+        return {rate: [train(seed, options.epochs, workers, rule, float(rate)) for seed in seeds] for rate in rates}
+
+    def last(by_rate: dict[str, list[Taken]]) -> dict[str, list[float]]:
+        return {rate: [one.errors[-1] for one in each] for rate, each in by_rate.items()}
+
+    taken = tuned()
+    alone = last(taken)
+    least = best_of(alone)
     found: dict[str, Any] = {
-        "error_alone": [one.errors[-1] for one in alone],
-        "half": [round(one.errors[options.epochs // 2 - 1] / one.errors[-1], 4) for one in alone],
+        "error_alone": alone,
+        "half": [round(one.errors[options.epochs // 2 - 1] / one.errors[-1], 4) for one in taken[least]],
+        "best": {"alone": least, **{method: {} for method in options.rules}},
         **{name: {method: {} for method in options.rules} for name in ("error", "error_ratio", "speed_up")},
         "block_bytes": {},
     }
-    step_s = sum(one.processor_s for one in alone) / (len(alone) * options.epochs * options.frames / BATCH)
+    every = [one.processor_s for each in taken.values() for one in each]
+    step_s = mean(every) / (options.epochs * options.frames / BATCH)
     for method in options.rules:
         rule = text_of(method)
         for workers in options.workers:
-            last = [train(seed, options.epochs, workers, rule).errors[-1] for seed in seeds]
+            errors = last(tuned(workers, rule))
+            best = found["best"][method][str(workers)] = best_of(errors)
             told = forecast(rule_from_text(rule), workload(step_s), PRESETS["1gbe"], workers)
-            found["error"][method][str(workers)] = last
-            found["error_ratio"][method][str(workers)] = round(mean(last) / mean(found["error_alone"]), 4)
+            found["error"][method][str(workers)] = errors
+            found["error_ratio"][method][str(workers)] = round(mean(errors[best]) / mean(alone[least]), 4)
             found["speed_up"][method][str(workers)] = round(told.speed_up, 2)
-            print(f"{method:10} {workers} workers: {last} %, alone {found['error_alone']} %", flush=True)
+            print(f"{method:10} {workers} workers: {errors[best]} % at {best}, alone {alone[least]} %", flush=True)
         found["block_bytes"][method] = train.block_bytes(rule, options.workers[-1])
-    return found | {"step_ms": round(1e3 * step_s, 3)}
+    return found | {"step_ms": round(1e3 * step_s, 3), "command": " ".join(sys.argv)}
 
 
 def main() -> None:
@@ -163,9 +183,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="*", default=[4, 8], help="none: time two workers only")
     parser.add_argument("--rules", nargs="+", default=["averaging", "bmuf", "asgd"])
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.5, 1.0, 2.0])
     parser.add_argument("--long", type=int, default=24, help="epochs of the trainings that are timed; 0 for none")
-    parser.add_argument("--plot", type=Path, help="a picture")
-    quick = {"frames": 4000, "epochs": 2, "seeds": 1, "workers": [2], "rules": ["bmuf"], "long": 2}
+    quick = {"frames": 4000, "epochs": 2, "seeds": 1, "workers": [2], "rules": ["bmuf"], "rates": [0.5], "long": 2}
     options = _quick.parse(parser, **quick)
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="paceline-c-tool-") as scratch:
@@ -179,10 +199,6 @@ def main() -> None:
             Trainer.__call__ = functools.cache(Trainer.__call__)  # type: ignore[method-assign]
         found: dict[str, Any] = two_workers(train, options) if options.long else {}
         found |= table(train, options) if options.workers else {}
-    if options.plot is not None:
-        from _c_tool_plots import draw
-
-        draw(found, options.plot)
     print(json.dumps(found))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws plot.png from table.json: the loss by method, and what late gradients missed along the training."""
+"""Draws plot.png from table.json and windows.json: the loss by method, and what late gradients missed."""
 
 import json
 import sys
@@ -27,7 +27,8 @@ METHODS = {
 COLOURS = {"constant": "C0", "adaptive": "C1", "normalized": "C3", "hessian": "black"}
 found = json.loads((RESULTS / "table.json").read_text(encoding="utf-8"))
 longest = max(line["minibatches"] for line in found["trainings"])
-windows = [window for window in found["windows"] if window["rate"] == RATE]
+probed = json.loads(Path(__file__).with_name("windows.json").read_text(encoding="utf-8"))
+windows = [window for window in probed if window["rate"] == RATE]
 
 
 def over_one_worker(method: str, rate: float) -> list[float]:
