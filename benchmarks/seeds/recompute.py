@@ -110,6 +110,16 @@ def quality(record: str, name: str, method: str, n: int, task: str, key: str = "
     return mean(mine) / mean(alone) - 1
 
 
+def times_as_soon(record: str, name: str, method: str, n: int, task: str, speed: float) -> float:
+    """One worker's time to this loss, on a line of log loss over log time from half of its samples, over ours."""
+    table = raw(record, name)
+    half, whole = (mean(table["serial"][task][share]["quality"]) for share in ("0.5", "1"))
+    loss = whole * (1 + quality(record, name, method, n, task))
+    if loss > half:
+        raise ValueError("worse than one worker with half of the samples")
+    return speed * 0.5 ** max(0.0, 1 - math.log(half / loss) / math.log(half / whole))
+
+
 def characters(method: str, n: int, name: str = "table.json") -> float:
     """The record of blocks."""
     return mean(raw("blocks", name)["each"][method][str(n)]) / mean(raw("blocks", name)["serial_each"]) - 1
