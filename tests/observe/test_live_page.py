@@ -78,7 +78,7 @@ def test_a_browser_gets_what_is_new_and_nothing_twice(write_run: Write) -> None:
     whole = cut(directory, 20)
     page = of(directory, Status("busy", states={0: "at work", 1: "silent"}))
     first = news(page)
-    assert first["order"][:2] == ["head", "numbers"] and set(first["parts"]) == set(first["order"])
+    assert first["order"][:3] == ["head", "problem", "tiles"] and set(first["parts"]) == set(first["order"])
     assert max(first["charts"]["loss-by-time"]["lines"][0]["x"]) == 20
     assert "silent" in first["parts"]["workers-0"] and "never closed" not in str(first["parts"])
     page.refresh()  # nothing was written
