@@ -14,6 +14,7 @@ from rich.console import Console
 
 import paceline
 from paceline.cli.run import failure, output
+from paceline.cli.run.conclusion import clear
 from paceline.cli.run.status import describe
 from paceline.observe.reports.live import LiveSnapshot
 from paceline_plugins.sites.process import OutputFiles, Process
@@ -233,3 +234,14 @@ def test_the_same_traceback_is_shown_once(tails: output.Tails, shown: Shown, tmp
     cut = ["Traceback (most recent call last):", "  cut off"]
     assert [line for rank, line, _ in shown if rank == 1] == [told, "after", *cut]
     assert len([line for rank, line, _ in shown if rank == 2]) == 1
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_keys_and_copies_of_files_go_when_a_run_has_ended_well(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], code: int
+) -> None:
+    for name in ("door/host-0", "files/rank-001", "output"):
+        (tmp_path / name).mkdir(parents=True)
+    assert clear(tmp_path, code) == code
+    assert sorted(path.name for path in tmp_path.iterdir()) == (["door", "files", "output"] if code else ["output"])
+    assert ("own files stay, as it failed: " in capfd.readouterr().err) == bool(code)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,6 +121,21 @@ def point_at_logs(directory: Path, always_output: bool = False) -> None:
         err().print(f"logs: {shown}; see them with: paceline report {shlex.quote(shown)}", soft_wrap=True)
     if always_output or not logged:
         err().print(f"the workers' output: {os.path.join(shown, 'output')}", soft_wrap=True)
+
+
+PRIVATE = ("door", "files")
+"""Folders of a run: its keys, and what workers other than rank 0 wrote in place of the program's files."""
+
+
+def clear(directory: Path, code: int, quiet: bool = False) -> int:
+    """Remove the keys and the workers' own files of a run that ended well, else print where they are; the exit code."""
+    kept = [directory / name for name in PRIVATE if (directory / name).exists()]
+    for folder in () if code else kept:
+        shutil.rmtree(folder, ignore_errors=True)
+    if code and kept and not quiet:
+        shown = " and ".join(near(folder) for folder in kept)
+        err().print(f"the run's keys and each worker's own files stay, as it failed: {shown}", soft_wrap=True)
+    return code
 
 
 def take_ending_file() -> Path | None:
