@@ -185,8 +185,8 @@ def test_the_wait_for_data_is_a_part_of_the_time(write_run: Write) -> None:
     [
         ((0.031, 0.031), ""),
         ((0.0, 0.04), ""),
-        ((0.2, 0.2), "Workers waited 20.0 % of the time for data: give the loader more processes (num_workers)"),
-        ((0.0, 0.06), "Workers waited 3.0 % of the time for data (worker 1: 6.0 %): give the loader more "),
+        ((0.2, 0.2), "Workers waited 20.0 % of the time for data: give a loader of files more processes (num_workers)"),
+        ((0.0, 0.06), "Workers waited 3.0 % of the time for data (worker 1: 6.0 %): give a loader "),
     ],
 )
 def test_a_sentence_says_how_long_workers_waited(write_run: Write, parts: tuple[float, float], sentence: str) -> None:

@@ -149,8 +149,8 @@ def data_wait_sentence(run: RunLog) -> str:
         return ""
     worst = f" (worker {most}: {share_text(each[most])})" if each[most] >= UNEVEN * part else ""
     return (
-        f"Workers waited {share_text(part)} of the time for data{worst}: give the loader more processes (num_workers); "
-        "where that does not help, the storage or the network is too slow."
+        f"Workers waited {share_text(part)} of the time for data{worst}: give a loader of files more processes "
+        "(num_workers), and data in memory larger minibatches; else the storage or the network is too slow."
     )
 
 
