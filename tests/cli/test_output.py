@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 import paceline
+from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import failure, output
 from paceline.cli.run.conclusion import clear
 from paceline.cli.run.status import describe
@@ -244,4 +245,11 @@ def test_keys_and_copies_of_files_go_when_a_run_has_ended_well(
         (tmp_path / name).mkdir(parents=True)
     assert clear(tmp_path, code) == code
     assert sorted(path.name for path in tmp_path.iterdir()) == (["door", "files", "output"] if code else ["output"])
-    assert ("own files stay, as it failed: " in capfd.readouterr().err) == bool(code)
+    assert ("kept, as the run failed: its keys in " in capfd.readouterr().err) == bool(code)
+
+
+def test_other_hosts_remove_their_own_keys_and_copies_alone(tmp_path: Path) -> None:
+    for name in ("door/host-0", "door/host-1", "files/rank-001", "files/rank-002", "files/rank-003"):
+        (tmp_path / name).mkdir(parents=True)
+    clear(tmp_path, 0, cluster=LaunchCluster(2, 2, 1))
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == ["host-0", "rank-001"]

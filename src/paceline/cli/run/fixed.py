@@ -80,7 +80,7 @@ def run(ctx: typer.Context, program: Program, options: RunOptions, transport: st
             code = seal.seal(code, [worker.rank for worker in outcome.workers])
     if code == 0 and starter().work_not_shared(directory, options.program, program, cluster.size, asked.rule):
         code = 1
-    leave(clear(directory, code, asked.quiet), outcome)
+    leave(clear(directory, code, asked.quiet, cluster), outcome)
 
 
 def environment(
