@@ -127,7 +127,7 @@ class Near:
 
 
 class Mirror:
-    """Sends what is new in the files below a folder, except the job's certificates; of the workers' own files what is left at the end."""
+    """Sends what is new below a folder: no certificates, and the workers' own files only at the end."""
 
     def __init__(self, folder: str, near: Near) -> None:
         self.folder, self.near = folder, near
