@@ -144,7 +144,7 @@ def test_the_lost_and_their_heirs_are_told_once(write_run: Write) -> None:
     assert [line.at_s for line in run.lost] == [18.5]  # of three that noticed, the first
     assert warnings(run) == [
         "Worker 2 was lost after 18.5 s: its connection was reset. "
-        "Worker 3 took over its shards, from version 812 (replica).",
+        "Worker 3 took over its shards, from version 812 (replica). What worker 2 printed is in run/output.",
         "Rejected because not finite: 2 push(es) of worker 1; lower its rate.",
     ]
 

@@ -123,7 +123,7 @@ def test_the_page_tells_of_pushes_and_of_the_lost(write_run: Write, tmp_path: Pa
 def test_runs_without_values_or_exchanges_still_have_a_page(write_run: Write, tmp_path: Path) -> None:
     directory = write_run(size=1, change=lambda rank, events: events[:1])
     page = parse(write_report(directory, tmp_path / "out"))
-    assert "Worker 0 never closed the run: killed, or still at work." in page.text
+    assert "Worker 0 never closed the run: killed, or still at work. Wait, or start it again." in page.text
     assert page.data["charts"] == {}
 
 
