@@ -216,9 +216,8 @@ def _cut_off(run: RunLog) -> list[str]:
     texts, gone = [], {line.rank for line in run.lost}
     still = [worker.rank for worker in run.workers if worker.closed is None and worker.rank not in gone]
     if still and not any(worker.errors for worker in run.workers):
-        texts.append(
-            f"{ranks_text(still, 8).capitalize()} never closed the run: killed, or still at work. Wait, or start it again."
-        )
+        who = ranks_text(still, 8).capitalize()
+        texts.append(f"{who} never closed the run: killed, or still at work. Wait, or start it again.")
     cut = [worker.rank for worker in run.workers if worker.truncated]
     if cut:
         texts.append(f"The log of {ranks_text(cut, 8)} ends in the middle of a line: the worker was cut off.")
