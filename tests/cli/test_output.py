@@ -237,19 +237,19 @@ def test_the_same_traceback_is_shown_once(tails: output.Tails, shown: Shown, tmp
     assert len([line for rank, line, _ in shown if rank == 2]) == 1
 
 
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize(
+    ("code", "cluster", "left"),
+    [
+        (0, None, ["rank-000.out"]),
+        (3, None, ["host-0", "host-1", "rank-000.out", "rank-001", "rank-002"]),
+        (0, LaunchCluster(2, 2, 1), ["host-0", "rank-000.out", "rank-001"]),  # host 0 may still need its own
+    ],
+)
 def test_keys_and_copies_of_files_go_when_a_run_has_ended_well(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], code: int
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], code: int, cluster: LaunchCluster | None, left: list[str]
 ) -> None:
-    for name in ("door/host-0", "files/rank-001", "output"):
+    for name in ("door/host-0", "door/host-1", "files/rank-001", "files/rank-002", "output/rank-000.out"):
         (tmp_path / name).mkdir(parents=True)
-    assert clear(tmp_path, code) == code
-    assert sorted(path.name for path in tmp_path.iterdir()) == (["door", "files", "output"] if code else ["output"])
+    assert clear(tmp_path, code, cluster=cluster) == code
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == left
     assert ("kept, as the run failed: its keys in " in capfd.readouterr().err) == bool(code)
-
-
-def test_other_hosts_remove_their_own_keys_and_copies_alone(tmp_path: Path) -> None:
-    for name in ("door/host-0", "door/host-1", "files/rank-001", "files/rank-002", "files/rank-003"):
-        (tmp_path / name).mkdir(parents=True)
-    clear(tmp_path, 0, cluster=LaunchCluster(2, 2, 1))
-    assert sorted(path.name for path in tmp_path.glob("*/*")) == ["host-0", "rank-001"]

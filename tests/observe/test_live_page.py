@@ -131,21 +131,6 @@ def test_damaged_lines_and_files_that_vanish_end_nothing(write_run: Write) -> No
     assert "10,240" in news(page)["parts"]["numbers"]
 
 
-def test_text_of_a_run_is_text(write_run: Write) -> None:
-    nasty = "</script><img src=x onerror=alert(1)>\u2028"
-
-    def spoil(rank: int, events: list[Event]) -> list[Event]:
-        events[0] |= {"host": nasty, "rule": nasty}
-        events.insert(5, {"kind": "error", "at_s": 1.0, "rank": rank, "message": nasty})
-        return [event | {"name": f"loss {nasty}"} if event.get("name") == "loss" else event for event in events]
-
-    page = of(write_run(change=spoil), Status(nasty))
-    for text in (asked(page).body.decode(), *news(page)["parts"].values()):
-        assert ("<img" not in text and "onerror" in text) or "onerror" not in text
-        assert "\u2028" not in text
-    assert news(page)["status"] == nasty  # the page sets it as text
-
-
 # -- who may ask -------------------------------------------------------------------------------------------------------
 
 
