@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,6 @@ from typer.testing import CliRunner, Result
 
 import paceline
 from paceline.cli import app
-from paceline.cli.console import parse_count
 from paceline.rules.recipes import RECIPES
 
 
@@ -27,13 +27,13 @@ def call(*arguments: object) -> Result:
 
 
 def make_run(directory: Path, workers: int) -> Path:
-    directory.mkdir()
+    directory.mkdir(parents=True)
     for rank in range(workers):
         stamp = {"at_s": 10.0, "rank": rank, "total_minibatches": 50, "total_samples": 1600}
         events = [
             {"kind": "attach", "at_s": 0.0, "rank": rank, "size": workers, "rule": "bmuf()"},
             {"kind": "value", "name": "loss", "value": 1.25, **stamp},
-            {"kind": "exchange", "minibatches": 50, "compute_s": 9.0, "exchange_s": 1.0,
+            {"kind": "exchange", "minibatches": 50, "samples": 1600, "compute_s": 9.0, "exchange_s": 1.0,
              "bytes": 2000, **stamp},
         ]  # fmt: skip
         text = "".join(json.dumps(event) + "\n" for event in events)
@@ -61,14 +61,26 @@ def test_report_writes_the_page_and_prints_the_numbers(tmp_path: Path) -> None:
     assert f"report: {tmp_path / 'out' / 'index.html'}" in result.stdout
     assert (tmp_path / "out" / "index.html").exists()
     rows = {line.split("  ")[0].strip(): line.split()[-1] for line in result.stdout.splitlines()}
-    assert rows["loss"] == "1.2500"
+    assert rows["loss (training)"] == "1.2500"
     assert rows["workers"] == "2"
-    assert rows["minibatches per second"] == "10"
-    assert "Workers 0, 1 never closed the run" in result.stderr
+    assert rows["samples per second"] == "320"
+    assert "problem: Workers 0, 1 never closed the run" in result.stderr
 
 
 @pytest.mark.plugins
-@pytest.mark.parametrize(("name", "says"), [("nowhere", "does not exist"), ("", "no worker's log")])
+def test_report_takes_the_newest_run_and_writes_into_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, at_s in (("new", 2e9), ("old", 1e9)):
+        for path in make_run(Path("paceline-logs", name), 1).iterdir():
+            os.utime(path, (at_s, at_s))
+    for arguments in ([], ["paceline-logs"]):
+        assert "report: paceline-logs/new/report/index.html\n" in call("report", *arguments).stdout
+
+
+@pytest.mark.plugins
+@pytest.mark.parametrize(("name", "says"), [("nowhere", "does not exist"), ("", "no run has logs")])
 def test_report_refuses_what_is_no_run(tmp_path: Path, name: str, says: str) -> None:
     result = call("report", tmp_path / name, "--output", tmp_path / "out")
     assert result.exit_code == 2
@@ -106,14 +118,6 @@ def test_explain_refuses(arguments: list[object], says: str) -> None:
     result = call("explain", *arguments)
     assert result.exit_code == 2
     assert says in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("250000", 250_000), ("25M", 25_000_000), ("1.3B", 1_300_000_000), ("25_000k", 25_000_000)],
-)
-def test_model_sizes_are_read_as_people_write_them(text: str, count: int) -> None:
-    assert parse_count(text) == count
 
 
 @pytest.mark.parametrize(("system", "command"), [("darwin", "run"), ("win32", "sim"), ("darwin", "blocks")])

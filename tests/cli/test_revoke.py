@@ -76,6 +76,11 @@ def test_what_cannot_be_revoked(tmp_path: Path, changes: dict[str, Any], options
     assert said.exit_code == 2 and says in " ".join(said.output.replace("│", "").split()), said.output
 
 
+def test_only_an_elastic_run_can_revoke(tmp_path: Path) -> None:
+    said = revoke(tmp_path, "--worker", 1)
+    assert said.exit_code == 2 and "holds no elastic run (no elastic.json)" in said.output
+
+
 def test_a_launcher_that_does_not_run_carries_it_out_when_it_does(tmp_path: Path) -> None:
     """It is asked for the certificate of a file, which has never joined."""
     run, tls = plan(tmp_path), Authority.new().issue(tmp_path / "stolen", "stolen", "worker")

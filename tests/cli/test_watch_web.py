@@ -67,7 +67,7 @@ def test_it_serves_this_machine_alone_until_ctrl_c(tmp_path: Path) -> None:
         with pytest.raises(urllib.error.HTTPError, match="403") as refused:
             read(address, "evil.example")
         refused.value.close()
-        until(address, lambda news: "charts" in news["order"])
+        until(address, lambda news: "tiles" in news["order"])
         write(tmp_path, 1)
         news = until(address, lambda news: news["over"])
         assert "The run is over." in news["status"] and "closed" in news["parts"]["workers-0"]

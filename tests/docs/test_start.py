@@ -87,7 +87,7 @@ def test_all_of_it_works(tmp_path: Path) -> None:
         if "report" not in line:
             losses(output)
     assert (tmp_path / "model.pt").is_file()
-    assert (tmp_path / "report" / "index.html").is_file()
+    assert (tmp_path / "logs" / "four" / "report" / "index.html").is_file()
 
 
 def run(line: str, folder: Path) -> str:

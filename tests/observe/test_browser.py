@@ -81,6 +81,21 @@ def test_every_chart_is_drawn_and_nothing_is_wider_than_the_page(
     assert paper == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")
 
 
+def test_a_chart_of_one_point_shows_it_and_a_wide_table_says_that_it_scrolls(
+    opened: Browser, write_run: Write, tmp_path: Path
+) -> None:
+    opened.screen(390)
+    opened.open(write_report(write_run(change=lambda rank, events: events[:4]), tmp_path).as_uri())
+    opened.wait_for("document.querySelectorAll('figure canvas').length > 2")
+    blue = PIXELS.replace("k % 4 === 3 && value > 0", "k % 4 === 2 && value === 184")  # of --c0
+    assert all(count > 10 for count in opened.run(blue).values())
+    seen = opened.run(
+        "[...document.querySelectorAll('section > .wide')].map(one => [one.scrollWidth > one.clientWidth, "
+        "getComputedStyle(one, '::before').content.includes('scrolls')])"
+    )
+    assert [True, True] in seen and all(wide == told for wide, told in seen)
+
+
 def test_charts_can_be_read_and_zoomed_by_keys(opened: Browser, write_run: Write, tmp_path: Path) -> None:
     opened.screen(1024)
     opened.open(write_report(write_run(), tmp_path).as_uri())
@@ -108,7 +123,7 @@ def test_each_chart_has_a_table(opened: Browser, write_run: Write, tmp_path: Pat
     rows = opened.run(
         f"[...document.querySelectorAll('{CHART} tr')].map(row => [...row.children].map(cell => cell.textContent))"
     )
-    assert rows[0] == ["time since attach [s]", "loss", "validation loss"] and len(rows) == 41
+    assert rows[0] == ["time since attach [s]", "loss (training)", "validation loss"] and len(rows) == 41
     assert rows[-1][0] == "40" and float(rows[-1][2]) == pytest.approx(1.6 + 2.0 * 2.718281828 ** (-40 / 6), abs=1e-3)
 
 

@@ -16,7 +16,7 @@ from paceline.observe import read_run
 from paceline_plugins.report.chart_page import ASSETS
 from paceline_plugins.report.charts import POINTS_OF_A_CHART, Chart, charts
 
-from .conftest import COMPUTE_S, Event, waiting
+from .conftest import Event, waiting
 
 Write = Callable[..., Path]
 
@@ -25,12 +25,14 @@ def drawn(*runs: Path) -> dict[str, Chart]:
     return {chart.key: chart for chart in charts([read_run(run) for run in runs])}
 
 
-def test_the_speed_up_is_the_sum_of_what_is_not_lost_to_exchanges(write_run: Write) -> None:
-    chart = drawn(write_run(size=4, change=waiting))["speed-up"]
-    (line,) = chart.lines
-    assert line.curve.y == pytest.approx(np.full(40, 4 * COMPUTE_S))  # the wait for data is one worker's, too
-    assert line.curve.x == pytest.approx((np.arange(40) + 0.5) * 40.5 / 40)
-    assert "speed-up" not in drawn(write_run("alone", 1))
+def test_a_broken_worker_spoils_neither_the_curve_nor_the_last_value(write_run: Write) -> None:
+    def broken(rank: int, events: list[Event]) -> list[Event]:
+        return [event | {"value": "nan"} if rank and event.get("name") == "loss" else event for event in events]
+
+    path = write_run(change=broken)
+    training, validation = drawn(path)["loss-by-time"].lines
+    assert (training.name, validation.name) == ("loss (training)", "validation loss")
+    assert np.isfinite(training.curve.y).all() and np.isfinite(read_run(path).last("loss") or np.nan)
 
 
 def test_where_the_time_goes_is_what_the_lines_say(write_run: Write) -> None:

@@ -38,7 +38,7 @@ def logged(directory: Path, rule: str, **settings: object) -> Path:
 def test_a_log_tells_how_many_workers_all_are_worth(tmp_path: Path, rule: str) -> None:
     run = read_run(logged(tmp_path, rule))
     assert summarize(run).effective == pytest.approx(WORTH, abs=0.01)
-    assert facts(summarize(run))["effective workers"] == "2.2"
+    assert facts(run)["effective workers"] == "2.2"
     for worker in run.workers:
         assert worker.exchanges[-1].effective_workers == pytest.approx(WORTH, abs=0.01)
 
@@ -46,5 +46,5 @@ def test_a_log_tells_how_many_workers_all_are_worth(tmp_path: Path, rule: str) -
 def test_a_run_without_a_guard_or_without_blocks_does_not_tell(tmp_path: Path) -> None:
     for name, rule, guard in (("unguarded", "bmuf(period=2)", None), ("sync", "sync", "auto")):
         run = read_run(logged(tmp_path / name, rule, guard=guard))
-        assert summarize(run).effective is None and "effective workers" not in facts(summarize(run))
+        assert summarize(run).effective is None and "effective workers" not in facts(run)
         assert list(effective_over_time([run])) == []

@@ -115,7 +115,9 @@ def test_curves_lie_on_one_clock(run: RunLog) -> None:
 
 
 def test_the_lost_worker_is_told_and_the_table_says_who_joined_when(run: RunLog) -> None:
-    assert warnings(run) == ["Worker 1 was lost after 8.5 s: its connection closed."]
+    assert warnings(run) == [
+        "Worker 1 was lost after 8.5 s: its connection closed. What worker 1 printed is in log/output."
+    ]
     rows = worker_rows(run)
     assert [row["joined after"] for row in rows] == ["0 s", "1 s", "12 s"]
     assert [row["end"] for row in rows] == ["closed", "lost", "closed"]

@@ -78,7 +78,7 @@ def test_a_browser_gets_what_is_new_and_nothing_twice(write_run: Write) -> None:
     whole = cut(directory, 20)
     page = of(directory, Status("busy", states={0: "at work", 1: "silent"}))
     first = news(page)
-    assert first["order"][:2] == ["head", "numbers"] and set(first["parts"]) == set(first["order"])
+    assert first["order"][:3] == ["head", "problem", "tiles"] and set(first["parts"]) == set(first["order"])
     assert max(first["charts"]["loss-by-time"]["lines"][0]["x"]) == 20
     assert "silent" in first["parts"]["workers-0"] and "never closed" not in str(first["parts"])
     page.refresh()  # nothing was written
@@ -129,21 +129,6 @@ def test_damaged_lines_and_files_that_vanish_end_nothing(write_run: Write) -> No
     path.unlink()
     page.refresh()
     assert "10,240" in news(page)["parts"]["numbers"]
-
-
-def test_text_of_a_run_is_text(write_run: Write) -> None:
-    nasty = "</script><img src=x onerror=alert(1)>\u2028"
-
-    def spoil(rank: int, events: list[Event]) -> list[Event]:
-        events[0] |= {"host": nasty, "rule": nasty}
-        events.insert(5, {"kind": "error", "at_s": 1.0, "rank": rank, "message": nasty})
-        return [event | {"name": f"loss {nasty}"} if event.get("name") == "loss" else event for event in events]
-
-    page = of(write_run(change=spoil), Status(nasty))
-    for text in (asked(page).body.decode(), *news(page)["parts"].values()):
-        assert ("<img" not in text and "onerror" in text) or "onerror" not in text
-        assert "\u2028" not in text
-    assert news(page)["status"] == nasty  # the page sets it as text
 
 
 # -- who may ask -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.observe import LogError, read_run, read_runs
-from paceline_plugins.report.totals import Delays, data_wait_sentence, shares, summarize, waits_long_for_data, warnings
+from paceline_plugins.report.totals import Delays, data_wait_sentence, shares, summarize, warnings
 
 from .conftest import pushing, waiting
 
@@ -27,7 +27,6 @@ def test_totals_are_those_that_were_written(write_run: Write) -> None:
     assert numbers.samples == 4 * 160 * 32
     assert numbers.blocks == 40
     assert numbers.bytes_per_worker == 40_000
-    assert numbers.bytes_per_block == 1000
     assert numbers.wall_s == 40.5
     assert numbers.minibatches_per_s == pytest.approx(640 / 40.5)
     assert numbers.shares.compute == pytest.approx(0.8)
@@ -120,8 +119,9 @@ def test_errors_and_left_out_contributions_become_warnings(write_run: Write) -> 
     run = read_run(write_run(size=2, change=spoil))
     assert summarize(run).left_out == 1  # both workers' logs tell of the same one
     assert warnings(run) == [
-        "Worker 1 on host-0: disk is full",
-        "Rejected because not finite: 1 contribution(s) of worker 1.",
+        "Worker 1 failed: disk is full. Correct the cause and run again; what the workers printed is in run/output.",
+        "Worker 1's contribution was rejected in 1 of 40 exchanges (NaN or infinite): "
+        "once in a while this is harmless.",
     ]
 
 
@@ -144,8 +144,8 @@ def test_the_lost_and_their_heirs_are_told_once(write_run: Write) -> None:
     assert [line.at_s for line in run.lost] == [18.5]  # of three that noticed, the first
     assert warnings(run) == [
         "Worker 2 was lost after 18.5 s: its connection was reset. "
-        "Worker 3 took over its shards, from version 812 (replica).",
-        "Rejected because not finite: 2 push(es) of worker 1.",
+        "Worker 3 took over its shards, from version 812 (replica). What worker 2 printed is in run/output.",
+        "Rejected because not finite: 2 push(es) of worker 1; lower its rate.",
     ]
 
 
@@ -181,18 +181,15 @@ def test_the_wait_for_data_is_a_part_of_the_time(write_run: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "sentence", "much"),
+    ("parts", "sentence"),
     [
-        ((0.0, 0.0), "Workers waited 0.0 % of the time for data.", False),
-        ((0.031, 0.031), "Workers waited 3.1 % of the time for data.", False),
-        ((0.0, 0.04), "Workers waited 2.0 % of the time for data (worker 1: 4.0 %).", False),
-        ((0.2, 0.2), "Workers waited 20.0 % of the time for data: give the loader more processes (num_", True),
-        ((0.0, 0.06), "Workers waited 3.0 % of the time for data (worker 1: 6.0 %): give the loader more ", True),
+        ((0.031, 0.031), ""),
+        ((0.0, 0.04), ""),
+        ((0.2, 0.2), "Workers waited 20.0 % of the time for data: give a loader of files more processes (num_workers)"),
+        ((0.0, 0.06), "Workers waited 3.0 % of the time for data (worker 1: 6.0 %): give a loader "),
     ],
 )
-def test_a_sentence_says_how_long_workers_waited(
-    write_run: Write, parts: tuple[float, float], sentence: str, much: bool
-) -> None:
+def test_a_sentence_says_how_long_workers_waited(write_run: Write, parts: tuple[float, float], sentence: str) -> None:
     def wait(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for event in events:
             if event["kind"] == "exchange":
@@ -201,8 +198,7 @@ def test_a_sentence_says_how_long_workers_waited(
 
     run = read_run(write_run(change=wait))
     assert data_wait_sentence(run).startswith(sentence)
-    assert waits_long_for_data(run) == much == ("num_workers" in data_wait_sentence(run))
-    assert warnings(run) == ([data_wait_sentence(run)] if much else [])
+    assert warnings(run) == list(filter(None, [data_wait_sentence(run)])) and bool(warnings(run)) == bool(sentence)
 
 
 def test_virtual_workers_get_no_advice_on_data_and_one_worker_is_no_slower_than_one(write_run: Write) -> None:

@@ -15,13 +15,16 @@ from typing import Any
 
 import pytest
 
+from paceline.observe import read_run
 from paceline_plugins.report import ExtraTable, write_report
 from paceline_plugins.report.chart_page import inline_json
+from paceline_plugins.report.tables import comparison
 
 from .conftest import pushing, waiting
 
 Write = Callable[..., Path]
 VOID = {"meta", "link", "br", "hr", "img", "input"}
+EFFICIENCY = "efficiency: time at work"
 OWN_SCRIPTS = 3
 """uPlot, the page's own, and the data."""
 
@@ -76,17 +79,12 @@ def test_the_page_says_what_the_logs_say(write_run: Write, tmp_path: Path) -> No
     path = write_report(write_run(size=4), tmp_path / "out")
     assert path == tmp_path / "out" / "index.html"
     text = parse(path).text
-    for wanted in ("bmuf(period=4)", "20,480", "640", "80.0 %", "40 kB", "1 kB", "40.5 s"):
+    for wanted in ("bmuf(period=4)", "20,480", "640", "80.0 %", "40 kB", "40.5 s", "The log shows no problem."):
         assert wanted in text
+    names = [word for word in text[text.index("The log shows no problem.") : text.index("Loss by samples")] if word]
+    assert names[2::2] == ["validation loss, at the end", "samples per second", EFFICIENCY, "wall time", "exchanges"]
+    assert names[3::2] == ["506", "80.0 %", "40.5 s", "40"]
     assert text.count("host-1") == 2  # a row a worker
-
-
-def test_the_page_asks_the_network_for_nothing(write_run: Write, tmp_path: Path) -> None:
-    page = parse(write_report(write_run(), tmp_path))
-    assert page.links == []
-    css = page.code[0]
-    assert "--ink" in css and "url(" not in css and "@import" not in css
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["index.html"]
 
 
 def test_all_text_is_escaped(write_run: Write, tmp_path: Path) -> None:
@@ -111,13 +109,12 @@ def test_all_text_is_escaped(write_run: Write, tmp_path: Path) -> None:
 def test_the_page_tells_of_pushes_and_of_the_lost(write_run: Write, tmp_path: Path) -> None:
     path = write_report(write_run("run", 4, "asgd()", change=pushing), tmp_path / "out")
     text = parse(path).text
-    cards = {name: value for value, name in itertools.pairwise(text[: text.index("Charts")])}
-    assert cards["mean delay of a push"] == "1.78"
-    assert cards["largest delay"] == "6"
-    assert cards["pushes rejected"] == "2"
-    assert cards["lost"] == "worker 2"
-    assert cards["taken over by"] == "worker 3"
-    assert any("its connection was reset" in line for line in text)
+    numbers = dict(itertools.pairwise(text))
+    assert numbers["mean delay of a push"] == "1.78"
+    assert numbers["largest delay"] == "6"
+    assert numbers["pushes rejected"] == "2"
+    assert numbers["taken over by"] == "worker 3"
+    assert any("its connection was reset" in line for line in text[: text.index("wall time")])
     assert any(line.startswith("The delay of a push is the number of updates") for line in text)
     assert text.count("closed") == 3  # and not "not closed" for the one that was lost
     assert "delay-of-pushes" in parse(path).data["charts"]
@@ -126,8 +123,8 @@ def test_the_page_tells_of_pushes_and_of_the_lost(write_run: Write, tmp_path: Pa
 def test_runs_without_values_or_exchanges_still_have_a_page(write_run: Write, tmp_path: Path) -> None:
     directory = write_run(size=1, change=lambda rank, events: events[:1])
     page = parse(write_report(directory, tmp_path / "out"))
-    assert "Worker 0 never closed the run: killed, or still at work." in page.text
-    assert "Charts" not in page.text and page.data["charts"] == {}
+    assert "Worker 0 never closed the run: killed, or still at work. Wait, or start it again." in page.text
+    assert page.data["charts"] == {}
 
 
 def test_the_policy_allows_the_own_scripts_and_no_other(write_run: Write, tmp_path: Path) -> None:
@@ -149,6 +146,11 @@ def test_no_text_ends_the_script_with_the_data() -> None:
     assert json.loads(text) == nasty and text.isascii() and not re.search("[<>&]", text)
     with pytest.raises(ValueError, match="JSON"):
         inline_json(float("nan"))  # which no browser reads
+
+
+def test_a_comparison_has_the_measured_ratio_to_one_worker(write_run: Write) -> None:
+    rows = comparison([read_run(write_run(f"of-{size}", size)) for size in (1, 4)])
+    assert [row["times one worker's, measured"] for row in rows] == ["1.00", "4.00"]
 
 
 def test_bars_add_up_to_the_time_of_each_worker(write_run: Write, tmp_path: Path) -> None:

@@ -84,7 +84,8 @@ def test_a_run_of_two_processes(tmp_path: Path) -> None:
         (["--set", "lr"], "NAME=VALUE"),
         (["--set", "speed=3"], "cannot be tuned"),
         (["--revert", "--lr", "1"], "excludes other changes"),
-        ([], "nothing to tune"),
+        ([], "nothing to change was named: give --lr 0.01, --set NAME=VALUE"),
+        (["period=4"], "a setting needs --set in front of it, got 'period=4': --set period=4"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anybody_is_asked(

@@ -56,6 +56,7 @@ def _print_recipes(console: Console) -> None:
 
 
 def _print_rule(console: Console, text: str, workers: int, parameters: int) -> None:
+    from paceline.rules.describe import choices
     from paceline.rules.recipes import RECIPES, rule_from_text
 
     rule = rule_from_text(text)
@@ -85,20 +86,6 @@ def _table(rows: Iterable[Sequence[str]]) -> Table:
     for name, *middle, value in rows:
         table.add_row(Text(name), *(Text(text, style="dim") for text in middle), Text(value))
     return table
-
-
-CHOICES = {
-    "schedule": "when do workers exchange?",
-    "payload": "what is exchanged?",
-    "codec": "how is it written on the wire?",
-    "topology": "over which route?",
-    "outer": "how is the result applied?",
-}
-
-
-def choices(rule: Rule, workers: int) -> list[tuple[str, str, str]]:
-    """The five choices of a rule: name, question, answer."""
-    return [(name, question, getattr(rule, name).describe(workers)) for name, question in CHOICES.items()]
 
 
 def numbers(rule: Rule, workers: int) -> list[tuple[str, str]]:

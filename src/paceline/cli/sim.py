@@ -24,7 +24,7 @@ from paceline.cli.console.program_options import (
 )
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks, failure, start
-from paceline.cli.run.conclusion import point_at_logs, stopped
+from paceline.cli.run.conclusion import clear, point_at_logs, stopped
 from paceline.cli.run.options import ProgramOptions
 from paceline.cli.run.program import python_program, starter
 from paceline.observe.reports.summary import seconds_text
@@ -79,7 +79,7 @@ def command(
     code = _conclude(outcome, workers, directory, time.monotonic() - started, options.quiet)
     if code == 0 and starter().work_not_shared(directory, about, program, workers, rule):
         code = 1
-    raise typer.Exit(code)
+    raise typer.Exit(clear(directory, code, options.quiet))
 
 
 def _run(size: tuple[int, int], program: list[str], rule: str | None, directory: Path, quiet: bool) -> Outcome:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.cli.launch.spawn import Command
 from paceline.cli.run import checks, fixed
-from paceline.cli.run.conclusion import conclude
+from paceline.cli.run.conclusion import clear, conclude
 from paceline.cli.run.options import Security
 
 TIMEOUT_S = 600.0
@@ -41,4 +41,4 @@ def run_on_workers(arguments: Sequence[str], workers: int, directory: Path, rule
     sign = fixed.signing(cluster, logs, security, announces)
     started = time.monotonic()
     outcome = fixed.launch(cluster, Command(list(arguments), added, logs / "output", sign))
-    return conclude(outcome, cluster, logs, time.monotonic() - started, False)
+    return clear(logs, conclude(outcome, cluster, logs, time.monotonic() - started, False))

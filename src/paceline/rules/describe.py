@@ -12,6 +12,20 @@ LATER = 1 << 30
 """A block after any ramp."""
 
 
+CHOICES = {
+    "schedule": "when do workers exchange?",
+    "payload": "what is exchanged?",
+    "codec": "how is it written on the wire?",
+    "topology": "over which route?",
+    "outer": "how is the result applied?",
+}
+
+
+def choices(rule: Rule, workers: int) -> list[tuple[str, str, str]]:
+    """The five choices of a rule: name, question, answer."""
+    return [(name, question, getattr(rule, name).describe(workers)) for name, question in CHOICES.items()]
+
+
 def numbers(rule: Rule, workers: int) -> Numbers:
     """The numbers of `rule` with N = `workers`, after any ramp.
 

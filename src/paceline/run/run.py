@@ -461,10 +461,12 @@ class Run:
         finally:
             self.abandon()
 
-    def abandon(self) -> None:
-        """Leave at once after an error of this worker; its peers see the closed connection."""
+    def abandon(self, error: BaseException | None = None) -> None:
+        """Leave at once after an error of this worker, which is logged; its peers see the closed connection."""
         if not self._closed:
             self._closed = True
+            if error is not None:
+                self._context.monitor.note("error", message=f"{type(error).__name__}: {error}")
             self._unregister()
             assembly.take_apart(self._parts)
 
@@ -478,5 +480,4 @@ class Run:
         if error is None or ends or self._parts.left:
             self.close()
         else:
-            self._context.monitor.note("error", message=f"{type(error).__name__}: {error}")
-            self.abandon()
+            self.abandon(error)

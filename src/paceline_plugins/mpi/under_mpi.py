@@ -7,6 +7,7 @@ The worker is a child of the command, with the files that mpiexec gave it, so th
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from contextlib import ExitStack
@@ -43,6 +44,8 @@ def run(own: Worker, program: Program, options: RunOptions) -> int:
     if ended < 0:  # mpiexec names the process, and not its rank
         err().print(f"worker {own.rank} on {host_name()}: {failure.exit_text(ended)}", markup=False, soft_wrap=True)
     code = failure.exit_code(ended)
+    if not code and directory is not None:
+        shutil.rmtree(directory / "files" / f"rank-{own.rank:03d}", ignore_errors=True)
     if own.rank == 0 and directory is not None:
         if not asked.quiet:
             point_at_logs(directory)

@@ -27,13 +27,12 @@ from paceline_plugins.report.curves import (
     delays_of_pushes,
     effective_by_time,
     exchange_s_by_time,
-    losses,
     shares_by_time,
     smooth,
-    speed_up_by_time,
     thin,
     throughput_by_time,
 )
+from paceline_plugins.report.totals import losses, with_role
 
 Runs = Sequence[RunLog]
 
@@ -109,7 +108,6 @@ def loss_by_samples(runs: Runs) -> Iterator[Chart]:
         runs,
         "loss-by-samples",
         "Loss by samples",
-        "Does the rule learn as much from each sample, whatever the number of workers? "
         "Pale: as reported. Bold: running mean.",
         f"{'samples' if counted else 'minibatches'} of all workers",
         lambda run, name: by_samples(run, name, counted),
@@ -135,9 +133,10 @@ def _losses(
     """Of one run a chart with all losses; of several a chart a loss."""
     names = list(dict.fromkeys(name for run in runs for name in losses(run)))[:MOST_LOSSES]
     if len(runs) == 1:
-        sheets = [("loss" if len(names) > 1 else "".join(names), [(name, curve_of(runs[0], name)) for name in names])]
+        curves = [(with_role(name), curve_of(runs[0], name)) for name in names]
+        sheets = [("loss" if len(names) > 1 else "".join(with_role(name) for name in names), curves)]
     else:
-        sheets = [(name, [(run.label, curve_of(run, name)) for run in runs]) for name in names]
+        sheets = [(with_role(name), [(run.label, curve_of(run, name)) for run in runs]) for name in names]
     for number, (y, curves) in enumerate(sheets):
         low, high = _range_of_y([curve for _, curve in curves])
         lines = [line for turn, (name, curve) in enumerate(curves) for line in _with_mean(name, curve, turn)]
@@ -178,21 +177,6 @@ def throughput(runs: Runs) -> Iterator[Chart]:
         f"{unit}/s",
         lambda run: throughput_by_time(run, counted),
     )
-
-
-def speed_up(runs: Runs) -> Iterator[Chart]:
-    """How many times as fast as one worker alone."""
-    if any(len(run.workers) > 1 for run in runs):
-        yield _by_time(
-            runs,
-            "speed-up",
-            "Speed-up over one worker",
-            "All workers together do so many times as many minibatches as one of them that never exchanges: the sum "
-            "of the shares of their time without waiting for others and exchanging. What a minibatch is worth is not "
-            "in it.",
-            "times one worker",
-            speed_up_by_time,
-        )
 
 
 def where_time_goes(runs: Runs) -> Iterator[Chart]:
@@ -362,9 +346,8 @@ def _numbers(points: Points) -> list[float | None]:
 
 DRAWN: tuple[Callable[[Runs], Iterator[Chart]], ...] = (
     loss_by_samples,
-    loss_by_time,
     throughput,
-    speed_up,
+    loss_by_time,
     where_time_goes,
     exchange_time,
     data_over_time,

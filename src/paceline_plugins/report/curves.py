@@ -39,12 +39,6 @@ class Curve:
         return len(self.x) > MANY_POINTS
 
 
-def losses(run: RunLog) -> list[str]:
-    """Names with `loss` in them; all names where there are none."""
-    names = run.value_names
-    return [name for name in names if "loss" in name.lower()] or names
-
-
 def by_time(run: RunLog, name: str) -> Curve:
     """A value over seconds since attach."""
     values, at_s = _reports(run, name)
@@ -117,20 +111,6 @@ def shares_by_time(workers: Sequence[WorkerLog], end_s: float) -> SharesByTime:
     shown = busy > 0
     part = {name: row[shown] / busy[shown] for name, row in zip(PARTS, spent, strict=True)}
     return SharesByTime(_middles(edges)[shown], part)
-
-
-def speed_up_by_time(run: RunLog) -> Curve:
-    """How many times as many minibatches all workers do as one of them that never exchanges, over seconds.
-
-    It is the sum over the workers of the share of their time in which they compute or wait for data.
-    """
-    edges = _edges(run.workers, run.wall_s)
-    total = np.zeros(len(edges) - 1)
-    for worker in run.workers:
-        spent = dict(zip(PARTS, _spent(worker, edges), strict=True))
-        busy = sum(spent.values())
-        total += np.divide(spent["compute"] + spent["data"], busy, out=np.zeros_like(total), where=busy > 0)
-    return Curve("speed-up", "seconds", _middles(edges)[total > 0], total[total > 0])
 
 
 def exchange_s_by_time(run: RunLog, *parts: str) -> Curve:
@@ -225,7 +205,7 @@ def _progress(worker: WorkerLog, samples: bool) -> tuple[list[float], list[float
 
 
 def _curve(name: str, unit: str, x: Points, values: list[Value], elastic: bool = False) -> Curve:
-    """Merge reports of different workers at the same minibatch into their mean.
+    """Merge reports of different workers at the same minibatch into the mean of the finite ones.
 
     Where most reports have no partner, the workers are asynchronous, and each report stays a point. Workers of an
     elastic run are always merged, since their number varies.
@@ -235,6 +215,10 @@ def _curve(name: str, unit: str, x: Points, values: list[Value], elastic: bool =
     _, group, sizes = np.unique(keys, return_inverse=True, return_counts=True)
     if elastic or len(np.unique(sizes)) <= 2:  # the full groups, and perhaps those after one worker died
         x = np.bincount(group, weights=x) / sizes
-        y = np.bincount(group, weights=y) / sizes
+        known = np.isfinite(y)
+        count = np.bincount(group, weights=known)
+        y = np.divide(
+            np.bincount(group, weights=np.where(known, y, 0.0)), count, out=np.full(len(count), np.nan), where=count > 0
+        )
     order = np.argsort(x, kind="stable")
     return Curve(name, unit, x[order], y[order])

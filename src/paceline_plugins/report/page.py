@@ -38,6 +38,7 @@ code { font: .92em ui-monospace, "SF Mono", Menlo, "DejaVu Sans Mono", monospace
 .warnings { background: var(--warn); border-left: 4px solid var(--warn-line); border-radius: 6px;
   padding: .7rem 1rem; margin: 1.4rem 0; }
 .warnings p { margin: .25rem 0; }
+.warnings.well { background: var(--panel); border-left-color: var(--accent); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .88rem; overflow-wrap: normal;
   font-variant-numeric: tabular-nums; }
@@ -94,12 +95,10 @@ def cards(facts: Mapping[str, str]) -> str:
     return f'<div class="cards">{"".join(tiles)}</div>'
 
 
-def warning_box(texts: Sequence[str]) -> str:
-    """Warnings in a box; "" without warnings."""
-    if not texts:
-        return ""
-    lines = "".join(f"<p>{escape(text)}</p>" for text in texts)
-    return f'<div class="warnings" role="note">{lines}</div>'
+def warning_box(texts: Sequence[str], well: str = "") -> str:
+    """Warnings in a box; without any a box that says `well`, or nothing."""
+    lines = "".join(f"<p>{escape(text)}</p>" for text in texts or filter(None, [well]))
+    return f'<div class="warnings{"" if texts else " well"}" role="note">{lines}</div>' if lines else ""
 
 
 def note(text: str) -> str:

@@ -11,12 +11,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.console import command_app, err, out, refuse
+from paceline.cli.console import command_app, err, near, out, refuse
+from paceline.cli.run.checks import LOGS
+from paceline.cli.watch import newest_run
 from paceline.errors import PacelineError
 from paceline.extensions import REMARKS, extension
 from paceline.observe.reports.log import RunLog
 from paceline_plugins.report.tables import comparison, event_rows
-from paceline_plugins.report.totals import data_wait_sentence, waits_long_for_data, warnings
+from paceline_plugins.report.totals import warnings
 
 LATEST = 20
 """Events of an elastic run that are shown in the terminal."""
@@ -24,18 +26,24 @@ LATEST = 20
 
 def command(
     directories: Annotated[
-        list[Path],
-        typer.Argument(help="Log directory of a run; several are compared.", show_default=False),
-    ],
-    output: Annotated[Path, typer.Option(help="Directory for the page (index.html) and its pictures.")] = Path(
-        "report"
-    ),
+        list[Path] | None,
+        typer.Argument(
+            help=f"Log directory of a run, or its parent: the newest run there; {LOGS} by default. Several: compared.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Directory for the page; the run's own, or ./report for several runs.", show_default=False),
+    ] = None,
 ) -> None:
     """Make a page with figures from the logs of one run, or compare several."""
     from paceline_plugins.report.report import load, write_runs  # slow to import
 
+    places = [newest_run(directory) for directory in directories or [Path(LOGS)]]
+    output = output or (places[0] / "report" if len(places) == 1 else Path("report"))
     try:
-        runs = load(directories)
+        runs = load(places)
     except PacelineError as error:
         refuse(str(error))
     except OSError as error:
@@ -48,18 +56,14 @@ def command(
         refuse(f"cannot write the report to {output}: {error}; choose another --output")
     out().print(as_table(comparison(runs)))
     for run in runs:
-        if not waits_long_for_data(run) and data_wait_sentence(run):  # otherwise it is a note
-            told = data_wait_sentence(run)
-            out().print(f"{run.label}: {told}" if len(runs) > 1 else told, markup=False)
-    for run in runs:
         for told in _forecast(run):
             out().print(f"{run.label}: {told}" if len(runs) > 1 else told, markup=False)
     for run in runs:
         if run.events:
             out().print(_events(run))
-    for text in _notes(runs):
-        err().print(f"note: {text}", markup=False)
-    out().print(f"report: {page}", soft_wrap=True, markup=False)
+    for turn, text in enumerate(_notes(runs)):
+        err().print(f"{'problem' if len(runs) == 1 and not turn else 'note'}: {text}", markup=False)
+    out().print(f"report: {near(page)}", soft_wrap=True, markup=False)
 
 
 def _forecast(run: RunLog) -> list[str]:

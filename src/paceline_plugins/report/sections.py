@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from paceline.observe.reports.log import RunLog
-from paceline.observe.reports.summary import seconds_text, value_text
+from paceline.observe.reports.summary import seconds_text
 from paceline_plugins.report import page
 from paceline_plugins.report.chart_page import chart_section, time_bars
 from paceline_plugins.report.charts import Chart
@@ -19,10 +19,11 @@ from paceline_plugins.report.tables import (
     comparison,
     event_rows,
     facts,
+    tiles,
     tuned_rows,
     worker_rows,
 )
-from paceline_plugins.report.totals import data_wait_sentence, summarize, waits_long_for_data, warnings
+from paceline_plugins.report.totals import summarize, warnings
 
 WAITING = "Waiting is for the slowest worker to arrive at the exchange; exchanging follows."
 WAITING_OF_ASYNCHRONOUS = (
@@ -58,11 +59,21 @@ def _sections(runs: Sequence[RunLog], drawn: Sequence[Chart], shown: Shown) -> I
     yield "head", f"<h1>{escape(shown.title)}</h1>{_lead(runs)}"
     if shown.extra is not None:
         yield "extra", page.heading(shown.extra.title) + page.table(shown.extra.rows, shown.extra.note)
-    yield from _one_run(runs[0], shown) if len(runs) == 1 else _several(runs)
-    yield "charts", page.heading("Charts") if drawn else ""
+    notes = [(run, warnings(run, at_work=shown.states is not None)) for run in runs]
+    if len(runs) == 1:
+        yield "problem", page.warning_box(notes[0][1][:1], "The log shows no problem.")
+        yield "tiles", page.cards(tiles(runs[0]))
+        notes = [(runs[0], [*notes[0][1][1:], *filter(None, [runs[0].why])])]
+    else:
+        yield from _several(runs)
     for chart in drawn:
         yield f"chart-{chart.key}", chart_section(chart)
     yield "times", time_bars(_times(runs), _waiting(runs))
+    texts = [f"{run.label}: {text}" if len(runs) > 1 else text for run, told in notes for text in told]
+    yield "notes", page.heading("Notes") + page.warning_box(texts) if texts else ""
+    if len(runs) == 1:
+        rows = [{"number": name, "value": value} for name, value in facts(runs[0]).items()]
+        yield "numbers", _titled("Numbers", rows)
     for number, run in enumerate(runs):
         of_run = f" of {run.label}" if len(runs) > 1 else ""
         yield f"tuned-{number}", _titled(f"Changes of settings{of_run}", tuned_rows(run))
@@ -75,19 +86,10 @@ def _titled(title: str, rows: Sequence[Mapping[str, Any]], note: str = "") -> st
     return page.heading(title) + page.table(rows, note) if rows else ""
 
 
-def _one_run(run: RunLog, shown: Shown) -> Iterator[tuple[str, str]]:
-    numbers = summarize(run)
-    last = {f"last {name}": value_text(value) for name, value in numbers.values.items()}
-    data_wait = "" if waits_long_for_data(run) else data_wait_sentence(run)  # otherwise it is among the warnings
-    yield "warnings", page.warning_box(warnings(run, at_work=shown.states is not None))
-    yield "numbers", page.cards(last | facts(numbers)) + page.note(data_wait)
-
-
 def _several(runs: Sequence[RunLog]) -> Iterator[tuple[str, str]]:
     yield "comparison", _titled("Comparison", comparison(runs, pushes=False))
     pushed = [(run.label, asynchronous_facts(summarize(run))) for run in runs]  # only some runs have these columns
     yield "pushes", _titled("Pushes and lost workers", [{"run": label, **told} for label, told in pushed if told])
-    yield "warnings", page.warning_box([f"{run.label}: {text}" for run in runs for text in warnings(run)])
 
 
 def _times(runs: Sequence[RunLog]) -> list[tuple[str, dict[str, float], str]]:
@@ -120,8 +122,7 @@ def _lead(runs: Sequence[RunLog]) -> str:
     if run.elastic and len(run.numbers) != run.size:
         count = f"at most {count} at a time, {len(run.numbers)} in all,"
     text = f"{count} on {hosts},{parameters} {run.transport}"
-    why = f'<p class="note">{escape(run.why)}</p>' if run.why else ""
-    return f'<p class="lead"><code>{escape(run.rule)}</code> {escape(text)}</p>{why}'
+    return f'<p class="lead"><code>{escape(run.rule)}</code> {escape(text)}</p>'
 
 
 def _footer(runs: Sequence[RunLog]) -> str:

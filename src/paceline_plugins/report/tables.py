@@ -21,7 +21,16 @@ from paceline.observe.reports.summary import (
     share_text,
     value_text,
 )
-from paceline_plugins.report.totals import Summary, delays, rejected_counts, shares, summarize
+from paceline_plugins.report.totals import (
+    Summary,
+    delays,
+    is_held_out,
+    losses,
+    rejected_counts,
+    shares,
+    summarize,
+    with_role,
+)
 
 TOLD_BY_CONTROL = frozenset({"lost", "generation", "gave", "paused"})
 """Kinds of events of workers that the control plane of an elastic run reports, too."""
@@ -30,14 +39,18 @@ TOLD_BY_CONTROL = frozenset({"lost", "generation", "gave", "paused"})
 def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str, str]]:
     """A row a run; with `pushes` also the columns of asynchronous runs."""
     rows = []
+    summaries = [summarize(run) for run in runs]
     logs_data_wait = any(run.logs_data_wait for run in runs)
-    for run in runs:
-        numbers = summarize(run)
-        part = numbers.shares
+    alone = next((one.throughput for one in summaries if one.in_all == 1 and one.throughput[0]), None)
+    for run, numbers in zip(runs, summaries, strict=True):
+        part, (speed, unit) = numbers.shares, numbers.throughput
         row = {"run": run.label, "rule": run.rule, "workers": workers_text(numbers)}
-        row |= {name: value_text(value) for name, value in numbers.values.items()}
+        row |= {with_role(name): value_text(value) for name, value in numbers.values.items()}
         row["wall time"] = seconds_text(numbers.wall_s)
-        row["minibatches per second"] = rate_text(numbers.minibatches_per_s)
+        row[unit] = rate_text(speed)
+        if len(runs) > 1 and alone is not None and alone[1] == unit:
+            row["times one worker's, measured"] = f"{speed / alone[0]:.2f}"
+        row["efficiency"] = share_text(numbers.efficiency)
         row["computing / waiting / exchanging"] = (
             f"{100 * part.compute:.1f} / {100 * part.wait:.1f} / {share_text(part.exchange)}"
         )
@@ -48,32 +61,38 @@ def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str,
     return rows
 
 
-def facts(numbers: Summary) -> dict[str, str]:
-    """A run's numbers by name."""
-    count = {"workers": count_text(numbers.workers)}
-    if numbers.in_all != numbers.workers:
-        count = {"workers at most": count_text(numbers.workers), "workers in all": count_text(numbers.in_all)}
-    shown = count | {
+def tiles(run: RunLog) -> dict[str, str]:
+    """The five numbers of the first screen, by name: loss, throughput, efficiency, time, exchanges."""
+    numbers = summarize(run)
+    speed, unit = numbers.throughput
+    names = [name for name in losses(run) if name in numbers.values]
+    loss = next(filter(is_held_out, names), next(iter(names), ""))
+    name, value = (f"{with_role(loss)}, at the end", value_text(numbers.values[loss])) if loss else (NO_LOSS, UNKNOWN)
+    return {
+        name: value,
+        unit: rate_text(speed),
+        "efficiency: time at work": share_text(numbers.efficiency),
         "wall time": seconds_text(numbers.wall_s),
-        "minibatches": count_text(numbers.minibatches),
-        "samples": count_text(numbers.samples),
-        "minibatches per second": rate_text(numbers.minibatches_per_s),
-        "samples per second": rate_text(numbers.samples_per_s),
-        "computing": share_text(numbers.shares.compute),
-        "waiting for data": share_text(numbers.shares.data),
-        "waiting": share_text(numbers.shares.wait),
-        "exchanging": share_text(numbers.shares.exchange),
         "exchanges": count_text(numbers.blocks),
-        "sent per worker": bytes_text(numbers.bytes_per_worker),
-        "sent per exchange": bytes_text(numbers.bytes_per_block),
-        "contributions rejected": count_text(numbers.left_out),
     }
+
+
+NO_LOSS = "loss: run.log(loss=...) logs it"
+
+
+def facts(run: RunLog) -> dict[str, str]:
+    """A run's numbers that are not on the first screen, by name."""
+    numbers = summarize(run)
+    shown = {with_role(name): value_text(value) for name, value in numbers.values.items()}
+    shown["workers"] = workers_text(numbers)
+    shown["minibatches"] = count_text(numbers.minibatches)
+    if numbers.samples is not None:
+        shown["samples"] = count_text(numbers.samples)
+    shown["sent per worker"] = bytes_text(numbers.bytes_per_worker)
     if numbers.effective is not None:
         shown["effective workers"] = f"{numbers.effective:.1f}"
-    if numbers.samples is None:
-        del shown["samples"], shown["samples per second"]
-    if not numbers.logs_data_wait:
-        del shown["waiting for data"]
+    if numbers.left_out:
+        shown["contributions rejected"] = count_text(numbers.left_out)
     return shown | asynchronous_facts(numbers)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -15,8 +16,14 @@ BROKEN = 3
 """Rejections in a row after which a worker is probably broken."""
 MUCH_WAIT = 0.05
 """Share of the time from which on waiting for data gives a warning."""
-LITTLE_WAIT, UNEVEN = 0.01, 1.5
-"""A worker is named whose share of waiting for data is at least this, and this many times the mean."""
+FEW_EXCHANGES, ENOUGH_EXCHANGES = 20, 100
+"""A run of blocks has too few exchanges below the first; the advice is for the second."""
+LITTLE_WORK = 0.7
+"""Efficiency below which exchanges cost too much."""
+HELD_OUT = re.compile(r"(?<![a-z])(held[ _-]?out|held|valid\w*|val|eval\w*|test|dev)(?![a-z])")
+"""In the name of a value of data that the model does not train on."""
+UNEVEN = 1.5
+"""A worker is named whose share of waiting for data is this many times the mean."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,6 @@ class Summary:
     shares: Shares
     blocks: int  # exchanges of the worker that took part in most
     bytes_per_worker: float
-    bytes_per_block: float  # sent by one worker
     left_out: int  # contributions that were not finite, or far larger than usual
     values: dict[str, float]  # name -> last value
     delays: Delays | None = None  # None where nothing was pushed, as in every synchronous run
@@ -51,13 +57,24 @@ class Summary:
     effective: float | None = None  # how many workers all were worth in the end; None where exchanges did not tell
     in_all: int = 0  # workers that ever took part; `workers` are the most at any time
 
+    @property
+    def efficiency(self) -> float:
+        """Share of the measured time in which workers neither waited for each other nor exchanged."""
+        return self.shares.compute + self.shares.data
+
+    @property
+    def throughput(self) -> tuple[float, str]:
+        """Samples in a second, or minibatches where samples were not counted, of all workers; and its unit."""
+        if self.samples_per_s is None:
+            return self.minibatches_per_s, "minibatches per second"
+        return self.samples_per_s, "samples per second"
+
 
 def summarize(run: RunLog) -> Summary:
     """Add up a run's logs."""
     minibatches = sum(worker.minibatches for worker in run.workers)
     counts = [worker.samples for worker in run.workers]
     samples = sum(c for c in counts if c is not None) if None not in counts else None
-    blocks = sum(worker.blocks for worker in run.workers)
     sent = sum(worker.bytes for worker in run.workers)
     last = {name: run.last(name) for name in run.value_names}
     return Summary(
@@ -70,7 +87,6 @@ def summarize(run: RunLog) -> Summary:
         shares=shares(run.workers),
         blocks=max((worker.blocks for worker in run.workers), default=0),
         bytes_per_worker=_ratio(sent, len(run.workers)),
-        bytes_per_block=_ratio(sent, blocks),
         left_out=rejected_counts(run).total(),
         values={name: value for name, value in last.items() if value is not None},
         delays=delays(run.delays),
@@ -80,6 +96,28 @@ def summarize(run: RunLog) -> Summary:
         effective=effective_workers(run),
         in_all=len(run.numbers),
     )
+
+
+def losses(run: RunLog) -> list[str]:
+    """Names of losses, those of training first; all names where there are none."""
+    names = run.value_names
+    found = [name for name in names if "loss" in name.lower() or HELD_OUT.fullmatch(name.lower())]
+    return sorted(found, key=is_held_out) or names
+
+
+def is_held_out(name: str) -> bool:
+    """Whether a value's name says that it is of data that the model does not train on."""
+    return HELD_OUT.search(name.lower()) is not None
+
+
+def with_role(name: str) -> str:
+    """A value's name; a loss says whether it is of training or of validation."""
+    low = name.lower()
+    if "train" in low or "valid" in low:
+        return name
+    if is_held_out(name):
+        return f"{name} (validation)"
+    return f"{name} (training)" if "loss" in low else name
 
 
 def effective_workers(run: RunLog) -> float | None:
@@ -104,27 +142,16 @@ def shares(workers: list[WorkerLog]) -> Shares:
 
 
 def data_wait_sentence(run: RunLog) -> str:
-    """The workers' share of waiting for data, with advice where it is large; empty where unknown."""
-    if not run.logs_data_wait:
-        return ""
-    part = shares(run.workers).data
+    """The share of waiting for data, with advice; empty where it is small, or where workers wait for shared cores."""
     each = {worker.rank: shares([worker]).data for worker in run.workers}
-    most = max(each, key=each.__getitem__)
-    text = f"Workers waited {share_text(part)} of the time for data"
-    if each[most] >= max(UNEVEN * part, LITTLE_WAIT):
-        text += f" (worker {most}: {share_text(each[most])})"
-    if not waits_long_for_data(run):
-        return f"{text}."
+    most, part = max(each, key=each.__getitem__), shares(run.workers).data
+    if each[most] < MUCH_WAIT or run.transport == "virtual" or crowded(run):
+        return ""
+    worst = f" (worker {most}: {share_text(each[most])})" if each[most] >= UNEVEN * part else ""
     return (
-        f"{text}: give the loader more processes (num_workers); where that does not help, the storage or the network "
-        "is too slow."
+        f"Workers waited {share_text(part)} of the time for data{worst}: give a loader of files more processes "
+        "(num_workers), and data in memory larger minibatches; else the storage or the network is too slow."
     )
-
-
-def waits_long_for_data(run: RunLog) -> bool:
-    """Whether all workers, or one of them, wait for data enough for a warning; virtual ones wait for each other."""
-    groups = (run.workers, *([worker] for worker in run.workers))
-    return run.transport != "virtual" and any(shares(workers).data >= MUCH_WAIT for workers in groups)
 
 
 def rejected_counts(run: RunLog) -> Counter[int]:
@@ -139,26 +166,62 @@ def _fullest_log(run: RunLog) -> tuple[Counter[int], list[LeftOut]]:
 
 
 def warnings(run: RunLog, at_work: bool = False) -> list[str]:
-    """What a reader of the report has to know about its numbers; `at_work` while the run trains."""
-    texts = [f"Worker {w.rank} on {w.host}: {text}" for w in run.workers for text in w.errors]
-    if run.missing:
-        texts.append(f"No log of {ranks_text(run.missing, 8)}: the totals lack their part.")
-    cut = [worker.rank for worker in run.workers if worker.truncated]
-    if cut and not at_work:
-        texts.append(f"The log of {ranks_text(cut, 8)} ends in the middle of a line: the worker was cut off.")
-    texts += _never_trained(run, at_work) + _unread(run) + _losses(run)
-    gone = {line.rank for line in run.lost}
-    still = [worker.rank for worker in run.workers if worker.closed is None and worker.rank not in gone]
-    if still and not at_work:
-        texts.append(f"{ranks_text(still, 8).capitalize()} never closed the run: killed, or still at work.")
-    texts += _rejected(run)
+    """What is wrong with a run and what to do, the most important sentence first; `at_work` while the run trains."""
+    texts = _failed(run) + _never_trained(run, at_work) + _rejected(run) + _losses(run)
     refusing = [worker.rank for worker in run.workers if worker.refused]
     if refusing:
         count = sum(worker.refused for worker in run.workers)
-        texts.append(f"Rejected because not finite: {count} push(es) of {ranks_text(refusing, 8)}.")
-    if waits_long_for_data(run):
-        texts.append(data_wait_sentence(run))
-    return texts + _disagreement(run) + _slower_than_one(run) + _crowding(run)
+        texts.append(f"Rejected because not finite: {count} push(es) of {ranks_text(refusing, 8)}; lower its rate.")
+    if not at_work:
+        texts += _cut_off(run) + _few_exchanges(run)
+    if run.missing:
+        texts.append(f"No log of {ranks_text(run.missing, 8)}: the totals lack their part.")
+    texts += _unread(run) + _disagreement(run) + _slow(run)
+    texts += [data_wait_sentence(run), *_crowding(run)]
+    return sorted(filter(None, texts), key=lambda text: text.endswith(_HARMLESS))
+
+
+def _failed(run: RunLog) -> list[str]:
+    """A sentence on each error that ended a worker, with all workers that had it."""
+    ranks: dict[str, list[int]] = {}
+    for worker in sorted(run.workers, key=lambda one: one.ended_s):  # the others fail because of the first
+        for text in worker.errors:
+            ranks.setdefault(" ".join(text.split()), []).append(worker.rank)
+    return [
+        f"{ranks_text(who, 8).capitalize()} failed: {text[:300].rstrip('.')}. Correct the cause and run again; what "
+        f"the workers printed is in {run.directory.name}/output."
+        for text, who in ranks.items()
+    ]
+
+
+def _few_exchanges(run: RunLog) -> list[str]:
+    """A sentence where a run of blocks was too short for its number of workers."""
+    most = max(run.workers, key=lambda worker: worker.blocks, default=None)
+    if most is None or run.size == 1 or run.elastic or run.delays or not 0 < most.blocks < FEW_EXCHANGES:
+        return []
+    period, total = most.minibatches / most.blocks, sum(worker.minibatches for worker in run.workers)
+    if period < 2:
+        return []
+    shorter = int(most.minibatches // ENOUGH_EXCHANGES)
+    workers = max(1, int(total / period // ENOUGH_EXCHANGES))
+    return [
+        f"{most.blocks} exchange{'s' if most.blocks > 1 else ''} in all: too few blocks for {run.size} workers, which "
+        f"made {most.minibatches:,} minibatches each. Take {workers} worker{'s' if workers > 1 else ''}, or "
+        f"period={max(1, shorter)}, or train longer."
+    ]
+
+
+def _cut_off(run: RunLog) -> list[str]:
+    """Sentences on logs without an end."""
+    texts, gone = [], {line.rank for line in run.lost}
+    still = [worker.rank for worker in run.workers if worker.closed is None and worker.rank not in gone]
+    if still and not any(worker.errors for worker in run.workers):
+        who = ranks_text(still, 8).capitalize()
+        texts.append(f"{who} never closed the run: killed, or still at work. Wait, or start it again.")
+    cut = [worker.rank for worker in run.workers if worker.truncated]
+    if cut:
+        texts.append(f"The log of {ranks_text(cut, 8)} ends in the middle of a line: the worker was cut off.")
+    return texts
 
 
 def _never_trained(run: RunLog, at_work: bool) -> list[str]:
@@ -204,28 +267,28 @@ def _losses(run: RunLog) -> list[str]:
         for owner, event in new_owners(run, line.rank).items():
             start = f", from version {event.version} ({event.source})" if event else ""
             text += f" Worker {owner} took over its shards{start}."
+        text += f" What worker {line.rank} printed is in {run.directory.name}/output."
         texts.append(text)
     return texts
 
 
 def _rejected(run: RunLog) -> list[str]:
-    """A sentence on each reason for a rejection, and one on each worker that is probably broken."""
-    texts = []
+    """A sentence on each worker whose contributions were rejected."""
     rejected, lines = _fullest_log(run)
     large = Counter(line.rank for line in lines if line.finite)
-    reasons = {"not finite": rejected - large, "far larger than usual": large}
-    for why, counts in reasons.items():
-        if counts:
-            who = ranks_text(sorted(counts), 8)
-            texts.append(f"Rejected because {why}: {counts.total()} contribution(s) of {who}.")
-    lines = [line for worker in run.workers for line in worker.left_out]
-    for rank in sorted({line.rank for line in lines if line.in_a_row >= BROKEN}):
-        times = max(line.in_a_row for line in lines if line.rank == rank)
+    broken = {line.rank for worker in run.workers for line in worker.left_out if line.in_a_row >= BROKEN}
+    total, texts = max(worker.blocks for worker in run.workers), []
+    for rank, count in sorted(rejected.items()):
+        why = " and ".join(["NaN or infinite"] * (count > large[rank]) + ["far larger than usual"] * (large[rank] > 0))
         texts.append(
-            f"Contributions of worker {rank} were rejected {times} times in a row, so it is probably broken: check its "
-            "memory and its part of the data, or use another host."
+            f"Worker {rank}'s contribution was rejected in {count} of {total} exchanges ({why}): "
+            + (_HARMLESS if rank not in broken and count < total else _BROKEN)
         )
     return texts
+
+
+_HARMLESS = "once in a while this is harmless."
+_BROKEN = "check its data, its memory and the learning rate, or use another host."
 
 
 def _disagreement(run: RunLog) -> list[str]:
@@ -233,31 +296,36 @@ def _disagreement(run: RunLog) -> list[str]:
     return [f"Workers name different rules: {'; '.join(sorted(rules))}."] if len(rules) > 1 else []
 
 
-def _slower_than_one(run: RunLog) -> list[str]:
-    """A sentence where exchanges keep all workers together below what one of them does alone."""
+def _slow(run: RunLog) -> list[str]:
+    """A sentence where exchanges cost much of the time of several workers of their own processes."""
     part = shares(run.workers)
     busy = part.compute + part.data
-    if run.size == 1 or run.elastic or run.missing or not 0 < run.size * busy < 1:
+    if run.size == 1 or run.elastic or run.missing or not 0 < busy < LITTLE_WORK or crowded(run):
         return []
-    return [
-        f"Each of the {run.size} workers computed for {share_text(busy)} of the time, all together "
-        f"{run.size * busy:.2g} times as much as one that exchanges nothing: one worker alone is faster. Give a "
-        "minibatch more to compute, or take a longer period."
-    ]
+    text = f"{share_text(part.exchange)} of the time went into exchanges and {share_text(part.wait)} into waiting"
+    if run.size * busy < 1:
+        text = f"{run.size} workers did only {run.size * busy:.2g} times as much as one that exchanges nothing: {text}"
+    straggler = part.wait > part.exchange
+    return [f"{text}. {'Look for the slowest worker' if straggler else 'Take a longer period, overlap or a codec'}."]
+
+
+def crowded(run: RunLog) -> list[tuple[str, int, int]]:
+    """Hosts with more workers than cores: name, workers, cores."""
+    here = [(host, [worker for worker in run.workers if worker.host == host]) for host in run.hosts]
+    if run.transport not in ("gloo", "virtual"):
+        return []
+    cores = [(host, len(workers), int(workers[0].attach.get("cores") or 0)) for host, workers in here]
+    return [one for one in cores if 0 < one[2] < one[1]]
 
 
 def _crowding(run: RunLog) -> list[str]:
     """A sentence on each host with more workers than cores."""
-    texts = []
-    for host in run.hosts:
-        here = [worker for worker in run.workers if worker.host == host]
-        cores = here[0].attach.get("cores")
-        if cores and len(here) > int(cores) and run.transport in ("gloo", "virtual"):
-            texts.append(
-                f"{len(here)} workers shared the {cores} cores of {host}: "
-                "times and throughput say little about a cluster."
-            )
-    return texts
+    kind = "virtual " if run.transport == "virtual" else ""
+    return [
+        f"{workers} {kind}workers shared the {cores} cores of {host}: times and throughput say little about a cluster. "
+        + ("paceline plan forecasts them." if kind else f"Take {cores} workers here, or more machines.")
+        for host, workers, cores in crowded(run)
+    ]
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +33,9 @@ class TuneOrSearch(typer.core.TyperCommand):
         """The context of the one command or the other."""
         places = [k for k, one in enumerate(args) if one.partition("=")[0] in ("--search", "--again")]
         if not places:
+            given = [two for one, two in pairwise(["", *args]) if "=" in two and two[0] != "-" and one[:2] != "--"]
+            if given:
+                refuse(f"a setting needs --set in front of it, got {given[0]!r}: --set {given[0]}")
             return super().make_context(info_name, args, parent, **extra)
         asks = args[places[0] : places[0] + 2] == ["--search", "--help"]
         return _searching().make_context(info_name, ["--help"] if asks else args, parent, **extra)

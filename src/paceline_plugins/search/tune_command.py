@@ -11,9 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.console import err, near, out, refuse
+from paceline.cli.run.checks import LOGS
+from paceline.cli.watch import newest_run
 from paceline.errors import PacelineError
 from paceline.observe.reports.log import RunLog
-from paceline.observe.reports.read import has_run, read_run
+from paceline.observe.reports.read import read_run
 from paceline.tuning import request_files
 from paceline.tuning.names import Changes, flat
 
@@ -26,7 +28,7 @@ REFUSED = 1
 def tune(
     run: Annotated[
         Path, typer.Argument(help="Log directory of the run, or its parent directory: the newest run there.")
-    ],
+    ] = Path(LOGS),
     lr: Annotated[float | None, typer.Option(help="Learning rate, of all parameter groups.")] = None,
     settings: Annotated[
         list[str] | None,
@@ -35,8 +37,10 @@ def tune(
     revert: Annotated[bool, typer.Option("--revert", help="Undo the last change.")] = False,
 ) -> None:
     """Change settings of a running training, on all its workers at the same block."""
+    if lr is None and not settings and not revert:
+        refuse("nothing to change was named: give --lr 0.01, --set NAME=VALUE (such as --set period=8) or --revert")
     changes = _changes({} if lr is None else {"lr": lr}, settings or [], revert)
-    directory = find(run)
+    directory = newest_run(run)
     if _over(directory):
         err().print(f"the run in {near(directory)} is over: nothing can be tuned", markup=False, soft_wrap=True)
         raise typer.Exit(REFUSED)
@@ -75,18 +79,6 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-def find(run: Path) -> Path:
-    """The log directory `run`, or the newest one in it."""
-    if not run.is_dir():
-        refuse(f"{run} is not a directory; give the log directory of a run")
-    if has_run(run):
-        return run
-    below = [path for path in run.iterdir() if path.is_dir() and has_run(path)]
-    if not below:
-        refuse(f"no run has its logs in {run} or in a directory below it; perhaps no worker has attached yet")
-    return max(below, key=lambda path: max(file.stat().st_mtime for file in path.glob("rank-*.jsonl")))
 
 
 def _over(directory: Path) -> bool:

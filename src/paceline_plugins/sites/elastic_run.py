@@ -17,6 +17,7 @@ from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.run import certificates, checks, dry_run, output, start
 from paceline.cli.run.certificates import JOB
+from paceline.cli.run.conclusion import clear
 from paceline.cli.run.hosts import refuse_several_launchers
 from paceline.cli.run.options import ElasticOptions, ProgramOptions, RunOptions, Security, StartOptions
 from paceline.cli.run.output import DiskWatcher
@@ -241,7 +242,8 @@ def _run(plan: SavedPlan, directory: Path, places: list[dict[str, Any]] | None, 
                 ending: Ending = launcher.follow(listener, printer.print_new)
     except PacelineError as error:
         refuse(str(error))
-    return elastic_messages.conclude(ending, plan.workers, time.monotonic() - started, quiet)
+    code = elastic_messages.conclude(ending, plan.workers, time.monotonic() - started, quiet)
+    return code or clear(directory, 0)
 
 
 def _begin(launcher: Launcher, places: list[dict[str, Any]] | None, quiet: bool) -> None:

@@ -76,13 +76,17 @@ def _id(path: Path) -> str:
 
 def _check(run: Path) -> None:
     """Refuse a run that has no control plane here, or no certificates."""
+    if not run.is_dir():
+        refuse(f"{run} is no directory: give the log directory of the launcher that hosts the elastic run")
+    if not (run / saved_plan.NAME).is_file():
+        refuse(
+            f"{run} holds no elastic run (no {saved_plan.NAME}), and only an elastic run can revoke certificates while "
+            "it trains: end a run of a fixed size, and start it again with a new job.pem"
+        )
     try:
         plan, _ = saved_plan.read(run)
     except PacelineError as error:
-        refuse(
-            f"{error}; in runs of a fixed size no certificate can be revoked while they train: end the run, and start "
-            "it again with a new job.pem"
-        )
+        refuse(str(error))
     if not plan.leads:
         refuse(f"this launcher has joined the run at {plan.address}: revoke in the log directory of the launcher there")
     if plan.tls is None:

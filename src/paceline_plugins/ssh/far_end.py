@@ -127,7 +127,7 @@ class Near:
 
 
 class Mirror:
-    """Sends what is new in the files below a folder, except the job's certificates."""
+    """Sends what is new below a folder: no certificates, and the workers' own files only at the end."""
 
     def __init__(self, folder: str, near: Near) -> None:
         self.folder, self.near = folder, near
@@ -136,7 +136,7 @@ class Mirror:
     def look(self, everything: bool = False) -> None:
         """Send one chunk of each file that has grown; with `everything`, all that is left."""
         for folder, folders, names in os.walk(self.folder):
-            folders[:] = sorted(set(folders) - {"door"})
+            folders[:] = sorted(set(folders) - ({"door"} if everything else {"door", "files"}))
             for name in sorted(names):
                 path = os.path.join(folder, name)
                 while self._send(path) and everything and not self.near.gone:

@@ -78,7 +78,7 @@ def zero_lines(script: Path, worker: ZeroWorker, patches: Patches, began: float 
         except SystemExit as error:
             if not succeeded(error.code):
                 if zero.run is not None:
-                    zero.run.abandon()
+                    zero.run.abandon(error)
                 raise
             ended = error
         zero.finish()

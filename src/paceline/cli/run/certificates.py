@@ -56,10 +56,6 @@ class HostCertificates:
     folder: Path
 
     def __call__(self, rank: int) -> dict[str, str]:
-        """As `rank`."""
-        return self.rank(rank)
-
-    def rank(self, rank: int) -> dict[str, str]:
         """The certificate of a rank of a run of a fixed size; returns the variable that names it."""
         return {"PACELINE_TLS": str(self.issue(f"rank-{rank}", f"rank-{rank}"))}
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,6 +121,29 @@ def point_at_logs(directory: Path, always_output: bool = False) -> None:
         err().print(f"logs: {shown}; see them with: paceline report {shlex.quote(shown)}", soft_wrap=True)
     if always_output or not logged:
         err().print(f"the workers' output: {os.path.join(shown, 'output')}", soft_wrap=True)
+
+
+PRIVATE = {"door": "its keys", "files": "each worker's own files"}
+"""Folders of a run: its certificates, and what workers other than rank 0 wrote in place of the program's files."""
+
+
+def clear(directory: Path, code: int, quiet: bool = False, cluster: LaunchCluster | None = None) -> int:
+    """Remove the keys and the workers' own files of a run that ended well, else print where they are; the exit code.
+
+    Hosts other than 0 remove their own ones alone: where they share a disk, host 0 may still need the rest.
+    """
+    kept = {directory / name: what for name, what in PRIVATE.items() if (directory / name).exists()}
+    folders = list(kept)
+    if cluster is not None and cluster.host_index:
+        first = cluster.host_index * cluster.workers
+        folders = [directory / "files" / f"rank-{first + k:03d}" for k in range(cluster.workers)]
+        folders.append(directory / "door" / f"host-{cluster.host_index}")
+    for folder in () if code else folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    if code and kept and not quiet:
+        where = ", ".join(f"{what} in {near(folder)}" for folder, what in kept.items())
+        err().print(f"kept, as the run failed: {where}", markup=False, soft_wrap=True)
+    return code
 
 
 def take_ending_file() -> Path | None:

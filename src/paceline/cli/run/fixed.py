@@ -18,7 +18,7 @@ from paceline.cli.console import err
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.spawn import Command
 from paceline.cli.run import certificates, checks, dry_run, failure, start
-from paceline.cli.run.conclusion import conclude, failed, write_ending
+from paceline.cli.run.conclusion import clear, conclude, failed, write_ending
 from paceline.cli.run.hosts import job_log_directory, resolve_cluster
 from paceline.cli.run.options import RunOptions, Security
 from paceline.cli.run.program import Program, starter
@@ -80,7 +80,7 @@ def run(ctx: typer.Context, program: Program, options: RunOptions, transport: st
             code = seal.seal(code, [worker.rank for worker in outcome.workers])
     if code == 0 and starter().work_not_shared(directory, options.program, program, cluster.size, asked.rule):
         code = 1
-    leave(code, outcome)
+    leave(clear(directory, code, asked.quiet, cluster), outcome)
 
 
 def environment(
@@ -105,10 +105,9 @@ def signing(
     cluster: LaunchCluster, directory: Path, security: Security, announces: bool
 ) -> Callable[[int], Mapping[str, str]]:
     """Makes the certificate of a rank and names it, where the workers get one from this launcher."""
-    if security.in_the_clear or security.tls is not None:
-        return lambda rank: {}
-    host = certificates.for_workers(cluster, directory, security.job, announces)
-    return (lambda rank: {}) if host is None else host
+    own = security.in_the_clear or security.tls is not None
+    host = None if own else certificates.for_workers(cluster, directory, security.job, announces)
+    return host or (lambda rank: {})
 
 
 def launch(

@@ -21,16 +21,7 @@ from paceline.observe.printable import coloured
 
 CHUNK_BYTES = 1 << 18  # a poll, so that one verbose worker does not starve the other ones
 MOST_RANK = 1 << 30
-COLOURS = (
-    "cyan",
-    "magenta",
-    "green",
-    "yellow",
-    "blue",
-    "bright_red",
-    "bright_cyan",
-    "bright_black",
-)
+COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_black")
 
 EACH_RANK: Mapping[int, str] = {}
 """No names for ranks: their numbers."""
@@ -130,13 +121,8 @@ def _size(path: Path) -> int:
     return 0
 
 
-def prefixed(rank: int, line: str, is_error: bool) -> None:
-    """Print with the rank in front, without colour, for pipes and files."""
-    _print(f"[{rank}] {line}", is_error)
-
-
 def prefixed_by(names: Mapping[int, str]) -> Show:
-    """The same with names of ranks."""
+    """Print with the rank, or its name, in front, without colour, for pipes and files."""
     return lambda rank, line, is_error: _print(f"[{names.get(rank, rank)}] {line}", is_error)
 
 

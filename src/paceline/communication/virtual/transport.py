@@ -52,7 +52,7 @@ class Closable(Protocol):
 
     def close(self) -> None: ...
 
-    def abandon(self) -> None: ...
+    def abandon(self, error: BaseException | None = None) -> None: ...
 
 
 class Belonging(Protocol):
@@ -228,7 +228,7 @@ class Cluster:
         except BaseException as error:  # `run` raises it
             me.error = error
             for ending in list(self.endings[rank]):
-                ending.abandon()
+                ending.abandon(error)
         finally:
             me.finished = True
             following = self._next(rank)

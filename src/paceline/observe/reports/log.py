@@ -6,6 +6,7 @@ Totals are properties, computed from the events on each access. The reader is :m
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -275,6 +276,7 @@ class RunLog:
             own = [value.value for value in worker.values if value.name == name]
             latest = own[-max(1, len(own) // 20) :]
             final += [sum(latest) / len(latest)] if latest else []
+        final = [value for value in final if math.isfinite(value)] or final  # a broken worker's was rejected
         return sum(final) / len(final) if final else None
 
 

@@ -84,8 +84,8 @@ def _log_files(directory: Path) -> Iterator[tuple[int, Path]]:
         raise LogError(f"{directory} {kind}: give the log directory of a run, the one --log named")
     if not has_run(directory):
         raise LogError(
-            f"no worker's log (rank-000.jsonl, ...) lies in {directory}: start the program with "
-            f"`paceline run --log {directory} ...`, or give the directory of a run that has logs"
+            f"no worker's log (rank-000.jsonl, ...) lies in {directory}: its program ended before it attached "
+            f"(see {directory / 'output'}), or give the directory of another run"
         )
     for path in directory.iterdir():
         match = LOG_NAME.fullmatch(path.name)

@@ -43,9 +43,9 @@ def close_at_exit(run: virtual.Closable) -> Callable[[], None]:
         ending = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # ends the interpreter
         if ending is None and _exit.failed(run):
             print(f"paceline: {_exit} ends this worker, and the others learn of it", file=sys.stderr, flush=True)
-            run.abandon()
+            run.abandon(SystemExit(f"{_exit}"))
         elif ending is not None:
-            run.abandon()
+            run.abandon(ending)
         else:
             try:
                 run.close()

@@ -83,7 +83,7 @@
       if (!x.length) return [0, 1];
       const half = x.length > 1 ? (x[1] - x[0]) / 2 : 0.5;
       if (this.chart.bars) return [x[0] - half, x[x.length - 1] + half];
-      return [Math.min(0, x[0]), x[x.length - 1] || 1];
+      return [Math.min(0, x[0]), (x.length > 1 ? 1 : 1.1) * x[x.length - 1] || 1];
     }
 
     /** The shown range of x; uPlot asks for it before that of y. */
@@ -125,7 +125,7 @@
 
     series(line) {
       const stroke = colour(`--c${line.colour % 8}`);
-      const shown = { label: line.name, stroke: line.pale ? stroke + "59" : stroke, width: line.pale ? 1 : 2.2, points: { show: line.dots && line.x.length < 200, size: 6, fill: stroke } };
+      const shown = { label: line.name, stroke: line.pale ? stroke + "59" : stroke, width: line.pale ? 1 : 2.2, points: { show: (line.dots && line.x.length < 200) || line.y.filter(known).length === 1, size: 6, fill: stroke } };
       if (this.chart.bars)
         return { ...shown, width: 1.5, fill: stroke + (this.chart.lines.length > 1 ? "44" : "cc"), paths: uPlot.paths.bars({ size: [0.86, 100] }), points: { show: false } };
       return { ...shown, dash: line.pale ? [] : DASHES[line.colour % 8] };
@@ -212,6 +212,7 @@
       const head = element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name)));
       const rows = picked.map((at) => element("tr", {}, ...data.map((column, k) => element("td", {}, figure(k ? column[nearest(column, at)] : column[at])))));
       this.table.replaceChildren(element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)));
+      markWide();
     }
 
     /** The picture with its title and legend, as a file. */
@@ -271,6 +272,12 @@
       else if (place) drawn.set(key, new Drawn(place, chart));
     }
   }
+
+  /** A table that is wider than its place says that it scrolls. */
+  function markWide() {
+    for (const wide of document.querySelectorAll(".wide")) wide.classList.toggle("scrolls", wide.scrollWidth > wide.clientWidth + 1);
+  }
+  addEventListener("resize", markWide);
 
   const again = () => drawn.forEach((one) => one.build());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
@@ -340,6 +347,7 @@
           ({ revision, over } = news);
           arrange(news.order, news.parts);
           drawAll(news.charts);
+          markWide();
           say(news.status, over ? "over" : "on");
         } catch (error) {
           say("No answer: paceline watch has ended, or the connection to it. This page keeps what it has.", "lost");
@@ -352,5 +360,6 @@
 
   const page = JSON.parse(document.getElementById("data").textContent);
   drawAll(page.charts);
+  markWide();
   if (page.live) follow(page.live);
 })();
