@@ -13,9 +13,7 @@ import pytest
 from rich.console import Console
 
 import paceline
-from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import failure, output
-from paceline.cli.run.conclusion import clear
 from paceline.cli.run.status import describe
 from paceline.observe.reports.live import LiveSnapshot
 from paceline_plugins.sites.process import OutputFiles, Process
@@ -235,21 +233,3 @@ def test_the_same_traceback_is_shown_once(tails: output.Tails, shown: Shown, tmp
     cut = ["Traceback (most recent call last):", "  cut off"]
     assert [line for rank, line, _ in shown if rank == 1] == [told, "after", *cut]
     assert len([line for rank, line, _ in shown if rank == 2]) == 1
-
-
-@pytest.mark.parametrize(
-    ("code", "cluster", "left"),
-    [
-        (0, None, ["rank-000.out"]),
-        (3, None, ["host-0", "host-1", "rank-000.out", "rank-001", "rank-002"]),
-        (0, LaunchCluster(2, 2, 1), ["host-0", "rank-000.out", "rank-001"]),  # host 0 may still need its own
-    ],
-)
-def test_keys_and_copies_of_files_go_when_a_run_has_ended_well(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], code: int, cluster: LaunchCluster | None, left: list[str]
-) -> None:
-    for name in ("door/host-0", "door/host-1", "files/rank-001", "files/rank-002", "output/rank-000.out"):
-        (tmp_path / name).mkdir(parents=True)
-    assert clear(tmp_path, code, cluster=cluster) == code
-    assert sorted(path.name for path in tmp_path.glob("*/*")) == left
-    assert ("kept, as the run failed: its keys in " in capfd.readouterr().err) == bool(code)

@@ -19,6 +19,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
+from paceline.cli.launch.cluster import LaunchCluster
+from paceline.cli.run.conclusion import clear
 from tests.paths import python_path
 from tests.ports import free_port
 
@@ -362,3 +364,21 @@ def test_a_run_is_not_written_over_another(script: Script, tmp_path: Path) -> No
     assert (log / "rank-005.jsonl").exists()
     assert run("--log", log, "--overwrite", path).exit_code == 0
     assert not (log / "rank-005.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "cluster", "left"),
+    [
+        (0, None, ["rank-000.out"]),
+        (3, None, ["host-0", "host-1", "rank-000.out", "rank-001", "rank-002"]),
+        (0, LaunchCluster(2, 2, 1), ["host-0", "rank-000.out", "rank-001"]),  # host 0 may still need its own
+    ],
+)
+def test_keys_and_copies_of_files_go_when_a_run_has_ended_well(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], code: int, cluster: LaunchCluster | None, left: list[str]
+) -> None:
+    for name in ("door/host-0", "door/host-1", "files/rank-001", "files/rank-002", "output/rank-000.out"):
+        (tmp_path / name).mkdir(parents=True)
+    assert clear(tmp_path, code, cluster=cluster) == code
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == left
+    assert ("kept, as the run failed: its keys in " in capfd.readouterr().err) == bool(code)

@@ -127,7 +127,7 @@ def test_what_workers_print_is_text_on_a_terminal(capsys: pytest.CaptureFixture[
     for show in (output.prefixed_on_terminal, output.rank_0_on_terminal):
         show(Console(file=sheet, force_terminal=True))(0, f"\x1b[32mx\x1b[0m{EVIL}", False)
     assert harmless(sheet.getvalue()) and "\x1b[32m" in sheet.getvalue()
-    output.prefixed_by({})(0, f"x{CLEAR}", False)  # into a file: as it is
+    output.prefixed(0, f"x{CLEAR}", False)  # into a file: as it is
     assert capsys.readouterr().out == f"[0] x{CLEAR}\n"
     path = tmp_path / "err"
     path.write_text(

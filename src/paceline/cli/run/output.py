@@ -121,8 +121,13 @@ def _size(path: Path) -> int:
     return 0
 
 
+def prefixed(rank: int, line: str, is_error: bool) -> None:
+    """Print with the rank in front, without colour, for pipes and files."""
+    _print(f"[{rank}] {line}", is_error)
+
+
 def prefixed_by(names: Mapping[int, str]) -> Show:
-    """Print with the rank, or its name, in front, without colour, for pipes and files."""
+    """The same with names of ranks."""
     return lambda rank, line, is_error: _print(f"[{names.get(rank, rank)}] {line}", is_error)
 
 
