@@ -12,7 +12,8 @@ from typing import Any
 from recipe_plots import draw
 from sphinx.application import Sphinx
 
-from paceline.cli.explain import choices, numbers, sent
+from paceline.cli.explain import numbers, sent
+from paceline.rules.describe import choices
 from paceline.rules.recipes import RECIPES, Recipe
 from paceline.rules.recipes.asynchronous import ASYNCHRONOUS
 from paceline.rules.recipes.auto import AUTO
