@@ -37,7 +37,8 @@ def cluster(workers: int, hosts: int, host_index: int, master: str | None, timeo
         refuse(f"--hosts must be at least 1, got {hosts}")
     if not 0 <= host_index < hosts:
         refuse(f"--host-index must lie in 0..{hosts - 1} with --hosts {hosts}, got {host_index}")
-    seconds(timeout_s, None)
+    if not timeout_s >= 1:
+        refuse(f"--timeout must be at least 1 second, got {timeout_s}")
     if hosts > 1 and master is None:
         refuse(f"--hosts {hosts} needs --master HOST:PORT, the address where the hosts meet")
     address = host_and_port("--master", master) if master is not None and hosts > 1 else None
