@@ -31,4 +31,5 @@ more quality/time_to_quality rates --tasks small-sgd small-adam small-lines --wo
     serial-height=0.5 serial-height=2
 more quality/time_to_quality far --tasks chars-sgd chars-adam --workers 64 --methods grown grown-period=2 grown-period=4 \
     grown-threshold=0.65 grown-gain=0.7 "${sync[@]}"
+more quality/time_to_quality far_seed --tasks chars-sgd chars-adam --workers 64 --sizes 1 --timed none --methods grown
 "$python" "$here/plot.py" "$results"
