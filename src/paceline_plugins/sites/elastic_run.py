@@ -90,7 +90,7 @@ class ElasticRun:
 
 def run(program: Program | None, options: RunOptions) -> int:
     """The exit code of a launcher that hosts an elastic run, or joins one."""
-    checks.check_rule(options.start.rule, True)
+    checks.check_rule(options.start.rule, True, program)
     starter().refuse_elastic(program, options.program)
     if options.elastic.elastic is not None:
         refuse_several_launchers()

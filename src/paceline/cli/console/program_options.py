@@ -42,8 +42,7 @@ RandomData = Annotated[
     typer.Option("--random-data", help="The program makes random samples itself: each worker draws different ones."),
 ]
 ForceZeroLines = Annotated[
-    bool,
-    typer.Option("--force-zero-lines", help="Hide the cluster from a program that has cluster code of its own."),
+    bool, typer.Option("--force-zero-lines", help="Hide the cluster from a program that has cluster code of its own.")
 ]
 Module = Annotated[
     bool, typer.Option("-m", help="The program is a Python module, as with python -m: -m package.module.")

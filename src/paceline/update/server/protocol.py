@@ -127,14 +127,7 @@ LEDGER = (
     FrameKind.COVERS,
 )
 """Handled by the worker that keeps the ledger."""
-BACKGROUND = (
-    FrameKind.SAFE,
-    FrameKind.REPLICA,
-    FrameKind.CLOCKS,
-    FrameKind.OUT,
-    FrameKind.ALIVE,
-    FrameKind.COVERS,
-)
+BACKGROUND = (FrameKind.SAFE, FrameKind.REPLICA, FrameKind.CLOCKS, FrameKind.OUT, FrameKind.ALIVE, FrameKind.COVERS)
 """Sent by background threads: they do not show that the sender's program makes progress."""
 
 KNOWN = frozenset(int(kind) for kind in FrameKind)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from paceline.cli.console import command_app, err, out, parse_count, refuse, refusing
 from paceline.cli.console.program_options import CONTEXT, Arguments, AsJson, ProgramCommand
+from paceline.cli.run.checks import look_beside
 from paceline.cli.run.program import python_program
 
 if TYPE_CHECKING:
@@ -63,9 +64,10 @@ def plan(
     speed over N times that of one worker. With --log, the loss is forecast, too, and how many workers pay.
     """
     counts = _counts(workers, at)
-    own: list[str] = []
+    program, own = None, list[str]()
     if script is not None:
-        own = list(python_program(script, arguments, "plan times Python programs with torch").arguments)
+        program = python_program(script, arguments, "plan times Python programs with torch")
+        own = list(program.arguments)
     from paceline.observe import read_run
     from paceline_plugins.forecast.plan_command.inputs import workload
     from paceline_plugins.forecast.plan_command.quality import (  # here, because torch loads for seconds
@@ -75,7 +77,7 @@ def plan(
     )
 
     with refusing():
-        from paceline.rules.recipes import RECIPES, rule_from_text
+        from paceline.rules.recipes import RECIPES, make_rule
         from paceline_plugins.forecast.planner import forecasts, network_from_text, recommend
         from paceline_plugins.forecast.planner.observed import step_s
 
@@ -86,7 +88,9 @@ def plan(
             size = run.parameters if size is None else size
 
         net, texts = network_from_text(network), rule or list(RECIPES)
-        rules = [rule_from_text(text) for text in texts]
+        for text in texts:
+            look_beside(program, text)
+        rules = [make_rule(text, {}) for text in texts]
         work = workload(script, own, step_time, size, err())
         rows = forecasts(rules, work, net, counts)
         focus = at or (16 if 16 in counts else counts[-1])
