@@ -85,6 +85,7 @@ class ElasticRun:
             if value is not None and bounds is None:
                 refuse(f"{name} belongs to the launcher that is joined, beside its --elastic")
         elastic_checks.workers(self.workers, None if bounds is None else bounds[1])
+        checks.check_crowd(self.workers, checks.CROWDED_ELASTIC)
         return bounds
 
 

@@ -28,8 +28,8 @@ from paceline.observe.reports.read import LOG_NAME
 LOGS = "paceline-logs"
 ELASTIC_FILES = ("elastic.json", "control.json", "control.jsonl")
 """Records of an elastic run in its log directory: the launcher's, the control plane's, its events."""
-CROWDED_WORKERS = 8
-"""Workers of a processor at most."""
+CROWDED_WORKERS, CROWDED_ELASTIC = 8, 64
+"""Workers of a processor at most; in an elastic run, where some may wait for their turn."""
 
 
 def cluster(workers: int, hosts: int, host_index: int, master: str | None, timeout_s: float) -> LaunchCluster:
@@ -135,13 +135,13 @@ def refuse_unwritable(place: Path, what: str) -> Iterator[None]:
         refuse(f"{what} {place} is not writable ({error.strerror or error}); give another directory")
 
 
-def check_crowd(workers: int) -> None:
-    """Refuse many more workers than this host has processors."""
+def check_crowd(workers: int, each: int = CROWDED_WORKERS) -> None:
+    """Refuse more workers than `each` for a processor of this host."""
     cores = len(os.sched_getaffinity(0))
-    if workers > CROWDED_WORKERS * cores:
+    if workers > each * cores:
         refuse(
-            f"--workers {workers} is more than {CROWDED_WORKERS} for each of the {cores} processors here: take at most "
-            f"{CROWDED_WORKERS * cores}, more hosts (--hosts a,b), or paceline sim, whose workers share one process"
+            f"--workers {workers} is more than {each} for each of the {cores} processors here: take at most "
+            f"{each * cores}, more hosts (--hosts a,b), or paceline sim, whose workers share one process"
         )
 
 

@@ -364,7 +364,7 @@ class LoaderRegistry(RunData):
             position = next(iter(self._under_way))
             self._earlier, self._leader = self._before(position), position
             one = self._under_way[position]
-            if one.length is not None:
+            if one.length is not None and not position.others:
                 if not one.fewest():
                     many = f"the training data have fewer samples than there are workers ({self.world.size})"
                     raise UnsupportedError(self.world.sign(f"{many}: some would train on none; take fewer workers"))
