@@ -18,12 +18,8 @@ _NAMED = re.compile(r"\s*([A-Za-z_][\w.]*):(.*)", re.DOTALL)
 
 
 def own_rule(text: str, more: Mapping[str, Any]) -> Rule | None:
-    """The rule of a text `module:..`; None for other texts. Imports the module, from the working directory, too.
-
-    Args:
-        text: names a `Rule`, or a function that returns one from the settings.
-        more: settings besides those in the text.
-    """
+    """The rule of a text `module:..`, with settings besides those in it; None for other texts. Imports the module, from
+    the working directory, too; the name is that of a `Rule`, or of a function that returns one from the settings."""
     if (match := _NAMED.fullmatch(text)) is None:
         return None
     module, (name, settings) = match[1], read_call(match[2], "rule", "module:name or module:name(setting=1)")

@@ -138,15 +138,7 @@ MOST = 1 << 16
 
 
 def check(frame: Frame, size: int) -> None:
-    """Refuse a frame that no worker sends.
-
-    Args:
-        frame: the frame.
-        size: number of workers.
-
-    Raises:
-        MismatchError: it is malformed; says what is wrong.
-    """
+    """Refuse a frame that none of `size` workers sends: `MismatchError` says what is wrong with it."""
     kind, numbers, note = frame.kind, frame.numbers, frame.note
     if kind not in KNOWN:
         raise MismatchError(f"no worker sends a frame of kind {kind}")
