@@ -265,7 +265,7 @@ class SocketService:
     # -- all workers ------------------------------------------------------------------------------
 
     def barrier(self, of_all: bool = True) -> None:
-        """Wait until every worker is here, with no exchange under way: if `of_all`, those that are lost, too, which is a
+        """Wait until every worker is here, with no exchange under way: if `of_all`, lost ones, too, which is a
         `PeerLostError`; else the living ones."""
         self._barriers = number = self._barriers + 1
         self._announce(FrameKind.HERE, number)
