@@ -220,7 +220,7 @@ def test_virtual_workers_get_no_advice_on_data_and_one_worker_is_no_slower_than_
 def test_too_few_blocks_are_reported_with_what_to_do(write_run: Write) -> None:
     run = read_run(write_run(size=32))
     assert too_few_blocks(run) == (
-        "40 blocks in all: too few for 32 workers, which need some 50. For so little data take 29 workers, or period=3."
+        "40 blocks in all: too few for 32 workers, which need some 46. For so little data take 29 workers, or period=3."
     )
     assert too_few_blocks(run) in warnings(run)
     for few in ({"size": 16}, {"size": 32, "rule": "asgd()", "change": pushing}):  # enough; pushes

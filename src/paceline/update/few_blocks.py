@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether workers make enough blocks to learn together, and what to change if not: 128 blocks of 64 workers ended 10 %
-above one worker's loss, 8 blocks of 8 workers 13 % (records/2026-11-22_blocks)."""
+"""Whether workers make enough blocks to learn together, and what to change if not.
+
+128 blocks of 64 workers ended 10 % above one worker's loss, 8 blocks of 8 workers 13 % (records/2026-11-22_blocks); 22
+blocks of 16 were level with it (docs/guide/start.md).
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ EPOCHS, MANY = 2, 20
 
 
 def needed(workers: int) -> int:
-    """Blocks that so many workers need at least."""
-    return max(10, math.ceil(1.5 * workers))
+    """Blocks that so many workers need at least: 64 workers some 100."""
+    blocks = max(10, math.ceil(workers**1.1))
+    return blocks if blocks < 50 else math.ceil(blocks / 10) * 10
 
 
 def before(rule: Rule, workers: int, minibatches: int) -> str:
@@ -28,7 +32,7 @@ def before(rule: Rule, workers: int, minibatches: int) -> str:
         return ""
     return (
         f"{workers} workers make {minibatches:,} minibatch{'es' * (minibatches > 1)} an epoch each, {each} "
-        f"block{'s' * (each > 1)} of {rule.name}(period={period}), and need some {round(needed(workers), -1)}: below "
+        f"block{'s' * (each > 1)} of {rule.name}(period={period}), and need some {needed(workers)}: below "
         f"{math.ceil(needed(workers) / each)} epochs {_remedy(period, workers, EPOCHS * minibatches)}"
     )
 
@@ -39,7 +43,7 @@ def after(period: int, workers: int, minibatches: int, blocks: int) -> str:
         return ""
     few = f"{blocks} block{'s' * (blocks > 1)} in all: too few for {workers} workers"
     remedy = _remedy(period, workers, minibatches)
-    return f"{few}, which need some {round(needed(workers), -1)}. For so little data {remedy}."
+    return f"{few}, which need some {needed(workers)}. For so little data {remedy}."
 
 
 def _remedy(period: int, workers: int, minibatches: int) -> str:
