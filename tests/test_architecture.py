@@ -35,6 +35,7 @@ FLOORS = (
     # service 3
     "update.exchange",
     "update.monitor",
+    "update.few_blocks",
     "update.engine",
     "update.server",
     # service 2

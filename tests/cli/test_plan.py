@@ -44,6 +44,12 @@ def test_a_table_and_a_recommendation() -> None:
         assert words in said(result)
 
 
+def test_a_rule_of_a_module_has_its_name_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("planned.py").write_text("from paceline.rules import *\ndef rule(period=4): return Rule(EveryBlock(period))\n")
+    assert "planned:rule(period=2)" in said(plan(*GIVEN, "--rule", "planned:rule(period=2)"))
+
+
 def test_a_number_of_workers_that_grows_is_told() -> None:
     for rule, told in [("bmuf", False), ("bmuf(grow='auto')", True)]:
         found = plan("--step-time", "0.1", "--parameters", "1M", "--rule", rule)

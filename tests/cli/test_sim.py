@@ -46,6 +46,12 @@ FOREVER = """
     time.sleep(300)
 """
 
+MINE = """
+from paceline.rules import Delta, EveryBlock, Ordered, Rule
+def rule(period=4):
+    return Rule(EveryBlock(period), Delta(), topology=Ordered())
+"""
+
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +84,11 @@ def test_a_script_runs_and_its_logs_make_a_report() -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["bmuf(period=2, reproducible=True)", "sync(reproducible=True)"])
+@pytest.mark.parametrize(
+    "rule", ["bmuf(period=2, reproducible=True)", "sync(reproducible=True)", "mine:rule(period=2)"]
+)
 def test_the_bits_are_those_of_real_processes(rule: str) -> None:
+    Path("mine.py").write_text(MINE)
     for command in ("sim", "run"):
         result = invoke(command, "--workers", 3, "--rule", rule, "--log", command, "train.py", command)
         assert result.exit_code == 0, result.output
@@ -94,6 +103,7 @@ def test_the_bits_are_those_of_real_processes(rule: str) -> None:
         (["--workers", 0, "train.py"], "--workers must lie in 1..4096, got 0"),
         (["--workers", 4, "--hosts", 5, "train.py"], "--hosts must lie in 1..4"),
         (["--rule", "bmuff", "train.py"], "--rule: "),
+        (["--rule", "train:rule", "train.py"], "--rule train:rule would import the program train.py, and train"),
         (["nothing.py"], "the program nothing.py does not exist"),
     ],
 )

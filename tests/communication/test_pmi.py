@@ -48,10 +48,9 @@ class Hydra:
             return "cmd=get_result rc=-1\n" if value is None else f"cmd=get_result rc=0 msg=success value={value}\n"
         if command == "get_my_kvsname":
             return "cmd=my_kvsname kvsname=kvs_1_0\n"
-        return {
-            "init": "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n",
-            "finalize": "cmd=finalize_ack\n",
-        }[command]
+        return {"init": "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n", "finalize": "cmd=finalize_ack\n"}[
+            command
+        ]
 
 
 @contextmanager

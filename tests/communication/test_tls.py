@@ -106,10 +106,7 @@ def test_workers_of_one_job_understand_each_other(job: Authority, tls: TLS) -> N
 
     other = job.worker("another worker")
     with Listener(HERE, tls) as listener:
-        near, far = both(
-            lambda: connect(HERE, listener.port, "server", SOON, other),
-            lambda: listener.accept(SOON),
-        )
+        near, far = both(lambda: connect(HERE, listener.port, "server", SOON, other), lambda: listener.accept(SOON))
         with near, far:
             assert near._sock.version() == "TLSv1.3"
             assert both(lambda: talk(near, 2.0), lambda: talk(far, 4.0)) == [True, True]

@@ -318,13 +318,7 @@ def happen(cluster: Cluster, what: str, dice: random.Random) -> Cluster:
     return cluster
 
 
-jobs = st.builds(
-    Job,
-    n=st.integers(0, 200),
-    unit=st.integers(1, 5),
-    epochs=st.integers(1, 3),
-    most=st.integers(1, 16),
-)
+jobs = st.builds(Job, n=st.integers(0, 200), unit=st.integers(1, 5), epochs=st.integers(1, 3), most=st.integers(1, 16))
 
 
 @property_test

@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import (
-    DataLoader,
-    RandomSampler,
-    Sampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, RandomSampler, Sampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from paceline.core import rng

@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SubsetRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SubsetRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 import paceline

@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.observe import read_run
-from paceline_plugins.report.curves import (
-    Curve,
-    by_samples,
-    data_by_time,
-    delays_of_pushes,
-    thin,
-)
+from paceline_plugins.report.curves import Curve, by_samples, data_by_time, delays_of_pushes, thin
 
 from .conftest import pushing, waiting
 

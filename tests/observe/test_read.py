@@ -11,7 +11,7 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.observe import LogError, read_run, read_runs
-from paceline_plugins.report.totals import Delays, data_wait_sentence, shares, summarize, warnings
+from paceline_plugins.report.totals import Delays, data_wait_sentence, shares, summarize, too_few_blocks, warnings
 
 from .conftest import pushing, waiting
 
@@ -215,3 +215,13 @@ def test_virtual_workers_get_no_advice_on_data_and_one_worker_is_no_slower_than_
     alone = read_run(write_run(size=1, number=2))
     assert 0 < shares(alone.workers).compute < 1
     assert not any("one worker alone" in text for text in warnings(alone))
+
+
+def test_too_few_blocks_are_reported_with_what_to_do(write_run: Write) -> None:
+    run = read_run(write_run(size=32))
+    assert too_few_blocks(run) == (
+        "40 blocks in all: too few for 32 workers, which need some 46. For so little data take 29 workers, or period=3."
+    )
+    assert too_few_blocks(run) in warnings(run)
+    for few in ({"size": 16}, {"size": 32, "rule": "asgd()", "change": pushing}):  # enough; pushes
+        assert too_few_blocks(read_run(write_run(number=2, **few))) == ""

@@ -129,18 +129,12 @@ def one_bit_adam(
 
 KINDS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], dict[str, Any]]] = {
     "adam": (lambda p: torch.optim.Adam(p, lr=0.02, betas=(0.8, 0.95)), {}),
-    "adam_decay": (
-        lambda p: torch.optim.Adam(p, lr=0.02, betas=(0.8, 0.95), weight_decay=0.1),
-        {"decay": 0.1},
-    ),
+    "adam_decay": (lambda p: torch.optim.Adam(p, lr=0.02, betas=(0.8, 0.95), weight_decay=0.1), {"decay": 0.1}),
     "adamw": (
         lambda p: torch.optim.AdamW(p, lr=0.02, betas=(0.8, 0.95), weight_decay=0.1),
         {"decay": 0.1, "decoupled": True},
     ),
-    "maximize": (
-        lambda p: torch.optim.Adam(p, lr=0.02, betas=(0.8, 0.95), maximize=True),
-        {"maximize": True},
-    ),
+    "maximize": (lambda p: torch.optim.Adam(p, lr=0.02, betas=(0.8, 0.95), maximize=True), {"maximize": True}),
     "eps": (lambda p: torch.optim.Adam(p, lr=0.02, betas=(0.8, 0.95), eps=0.1), {"eps": 0.1}),
 }
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -340,3 +342,26 @@ def test_parameters_are_for_elastic_averaging() -> None:
 def test_a_rule_by_hand_says_all_five_choices() -> None:
     text = Rule(EveryBlock(4), Delta(), outer=BlockMomentum(0.9, 1.0)).text()
     assert all(word in text for word in ("custom", "EveryBlock(period=4", "Delta", "Dense", "Flat", "BlockMomentum"))
+
+
+def test_a_rule_of_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    text = "from paceline.rules import Delta, EveryBlock, Rule\nrule, number = Rule(EveryBlock(3), Delta()), 5\n"
+    Path("some_rules.py").write_text(text + "def made(period):\n    return Rule(EveryBlock(period), Delta())\n")
+    Path("broken_rules.py").write_text("import no_such_module_at_all\n")
+    assert make_rule("some_rules:rule", {}).schedule.period == 3
+    assert make_rule("some_rules:made(period=5)", {}) == make_rule("some_rules:made", {"period": 5})
+    with pytest.raises(RuleError, match="cannot read the rule"):  # that of a log, which imports nothing
+        rule_from_text("some_rules:rule")
+    for wrong, said in {
+        "no_rules:rule": "the module no_rules, and there is none beside the program",
+        "broken_rules:rule": "importing broken_rules failed with ModuleNotFoundError: .*no_such_module_at_all",
+        "some_rules:ruel": r"has no 'ruel' \(did you mean 'rule'\?\)",
+        "some_rules:number": "gives a int: it has to be, or to return, a Rule",
+        "some_rules:rule(period=2)": "is no function, so it takes no settings, got period",
+        "some_rules:made(perod=2)": "cannot be called with {'perod': 2}: .*unexpected keyword",
+        "some_rules:": "write it like module:name",
+    }.items():
+        with pytest.raises(RuleError, match=said):
+            make_rule(wrong, {})

@@ -189,18 +189,31 @@ def test_right_schedules_are_left_alone() -> None:
         schedule = lr_scheduler.CosineAnnealingLR(optimizer, T_max=12)
         run = paceline.attach(model, optimizer, "bmuf(period=4)")
         for _ in range(12):
-            train(run, model, optimizer, run.share(DataLoader(make_data(8), 4)))
+            train(run, model, optimizer, run.share(DataLoader(make_data(32), 4)))
             schedule.step()
         run.close()
 
     assert said_of(by_epochs) == []
 
 
-def test_a_loader_without_batches_is_said_by_whom_it_leaves_out() -> None:
-    shared: Choose = lambda run, loader: run.share(loader)  # noqa: E731
-    (said,) = said_of(one_epoch(shared, lambda: DataLoader(make_data(2), 4)), workers=3)
-    assert "no batch in an epoch" in said and "[rank 2 of 3" in said
-    assert len(said_of(one_epoch(shared, list))) == 2
+def shared(run: paceline.Run, loader: Any) -> Any:
+    return run.share(loader)
+
+
+def test_a_loader_without_batches_is_named_and_fewer_samples_than_workers_are_refused() -> None:
+    assert all("no batch in an epoch" in text for text in said_of(one_epoch(shared, list)))
+    with pytest.raises(paceline.UnsupportedError, match=r"fewer samples than there are workers \(3\)"):
+        said_of(one_epoch(shared, lambda: DataLoader(make_data(2), 4)), workers=3)
+
+
+def test_too_few_blocks_are_said_once_before_the_training() -> None:
+    few = one_epoch(shared, lambda: DataLoader(make_data(18), 2))
+    (said,) = said_of(few, workers=3)
+    assert said.startswith(
+        "3 workers make 3 minibatches an epoch each, 1 block of bmuf(period=4), and need some 10: "
+        "below 10 epochs take one worker, or period=1"
+    )
+    assert said_of(few, workers=1) == [] == said_of(one_epoch(shared, lambda: DataLoader(make_data(), 4)))
 
 
 def test_what_cannot_be_shared_or_logged_is_refused_by_name() -> None:

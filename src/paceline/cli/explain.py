@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 def command(
     rule: Annotated[
-        str | None,
-        typer.Argument(help='A recipe such as bmuf, or a rule such as "bmuf(period=8)".'),
+        str | None, typer.Argument(help='A recipe such as bmuf, or a rule such as "bmuf(period=8)".')
     ] = None,
     workers: Annotated[int, typer.Option(help="N, the number of workers.")] = 4,
     parameters: Annotated[str, typer.Option(help="Size of the model: 250000, 25M, 1.3B.")] = "25M",

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 GROUP = "paceline.commands"
 PACKAGES = {"lightrnn": "paceline-lightrnn", "dual": "paceline-dual", "config": "paceline-c"}
 """Command -> distribution, of those that are developed with paceline."""
-GROUPS = (
-    ("Train", ("run", "sim", "watch", "report")),
-    ("Choose", ("plan", "explain", "doctor")),
-)
+GROUPS = (("Train", ("run", "sim", "watch", "report")), ("Choose", ("plan", "explain", "doctor")))
 """What `paceline --help` shows one by one."""
 
 

@@ -13,15 +13,7 @@ import typer
 from rich.text import Text
 
 from paceline.cli.console import err, error_panel, near, refuse
-from paceline.cli.console.program_options import (
-    Arguments,
-    AsIs,
-    Log,
-    Overwrite,
-    RandomData,
-    RuleText,
-    with_records,
-)
+from paceline.cli.console.program_options import Arguments, AsIs, Log, Overwrite, RandomData, RuleText, with_records
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks, failure, start
 from paceline.cli.run.conclusion import clear, point_at_logs, stopped
@@ -69,7 +61,7 @@ def command(
     if not 1 <= hosts <= workers:
         refuse(f"--hosts must lie in 1..{workers} with --workers {workers}, got {hosts}")
     program = python_program(script, arguments, "sim runs Python programs inside one process")
-    checks.check_rule(rule)
+    checks.check_rule(rule, program=program)
     about = ProgramOptions(options.as_is, options.random_data)
     bare = starter().serves(program, about, workers)
     lines = "as-is" if not bare else "random-data" if options.random_data else "zero"

@@ -28,16 +28,7 @@ from paceline.core.parse import Checked, fits, is_number
 from paceline.core.world import World
 from paceline.errors import RuleError, UnsupportedError
 from paceline.rules.codec import Codec, Dense
-from paceline.rules.outer import (
-    AdaDelay,
-    Arrival,
-    Average,
-    DelayCompensated,
-    Elastic,
-    FrozenAdam,
-    Outer,
-    TunedMomentum,
-)
+from paceline.rules.outer import AdaDelay, Arrival, Average, DelayCompensated, Elastic, FrozenAdam, Outer, TunedMomentum
 from paceline.rules.outer.base import Coefficients
 from paceline.rules.outer.moving_average import MovingAverage
 from paceline.rules.payload import Delta, FirstMoment, Gradient, Parameters, Payload

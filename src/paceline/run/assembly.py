@@ -47,7 +47,7 @@ from paceline.tuning.request_files import RequestFiles
 from paceline.tuning.rule_chooser import rule_chooser_for
 from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import MeasuredChoices, Tuner
-from paceline.update import server
+from paceline.update import few_blocks, server
 from paceline.update.engine import global_model
 from paceline.update.engine.agreement import frozen_keys
 from paceline.update.engine.blocks.model import FragmentedModel
@@ -418,7 +418,8 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         if isinstance(engine, Engine):
             _meet_after_passes(context, engine, state, checkpointer)
         loaders.begin(engine.leases if engine is not None else None, due, hooks.pass_over)
-        loaders.warn_by(mistakes.warn, mistakes.on_empty_pass)
+        few = partial(few_blocks.before, chosen, world.size)
+        loaders.warn_by(mistakes.warn, mistakes.on_empty_pass, lambda steps: mistakes.warn("blocks", few(steps)))
         on_error.pop_all()
     return RunParts(context, membership, state, engine, mistakes, sinks, checkpointer, hooks)
 

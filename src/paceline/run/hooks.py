@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks of `optimizer.step()`, and a watch for parameters that the program changes besides its optimizer, where the
-rule does not keep the change.
+"""The hooks of `optimizer.step()`, and a watch for parameters that the program changes besides its optimizer (clamps,
+masks, rounds, copies, resets, loads), where the rule does not keep the change.
 
-Such programs clamp, project, mask or round weights after each step, copy them, reset a layer or load a part.
-Between two steps nobody else writes, so sums of the parameters are compared over that time where it tells something:
+Sums of the parameters are compared over times in which only the program can have changed them:
 
-- after an exchange has written them: the program changes what the exchange left, so the merged model does not keep what
-  the program wants. A change that the mean keeps (a box, a common mask without block momentum) is not seen, rightly.
+- after an exchange has written them: the merged model does not keep what the program changes then. A change that the
+  mean keeps (a box, a common mask without block momentum) is not seen, rightly.
 - after a pass over the data, and before the first one, where layers are reset and parts are loaded.
 
 Where all workers step with the same gradients, each makes the same change; those rules are not watched.
 
-`Mistakes` warns of other mistakes of the program: a loader that is not shared, a scheduler that counts the minibatches
-of all workers, a loader without batches. Only rank 0 warns of mistakes that concern all workers.
+`Mistakes` warns of a loader that is not shared or empty, a scheduler that counts minibatches of all workers, and too
+few blocks. Only rank 0 warns of mistakes that concern all workers.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Mistakes:
             _patch_loaders_and_schedulers()
 
     def warn(self, key: str, text: str, everywhere: bool = False) -> None:
-        if key not in self._warned and (everywhere or self._world.rank == 0):
+        if text and key not in self._warned and (everywhere or self._world.rank == 0):
             self._warned.add(key)
             logger.warning("%s", self._world.sign(text))
 

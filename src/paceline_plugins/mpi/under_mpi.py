@@ -32,7 +32,7 @@ def run(own: Worker, program: Program, options: RunOptions) -> int:
             refuse(f"{option} is for commands that start the workers, and here mpiexec has started them")
     if asked.receipts:
         refuse("--receipts needs a launcher that seals them: start the workers with paceline run, not with mpiexec")
-    checks.check_rule(asked.rule)
+    checks.check_rule(asked.rule, program=program)
     cluster = checks.cluster(1, own.size, own.rank, "mpiexec:1", asked.timeout)
     bare, certificates = starter().serves(program, options.program, own.size), _certificates(options)
     if bare:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,13 +12,12 @@ from itertools import accumulate
 from paceline.observe.reports.events import LeftOut, Takeover
 from paceline.observe.reports.log import RunLog, WorkerLog
 from paceline.observe.reports.summary import Shares, ranks_text, seconds_text, share_text
+from paceline.update import few_blocks
 
 BROKEN = 3
 """Rejections in a row after which a worker is probably broken."""
 MUCH_WAIT = 0.05
 """Share of the time from which on waiting for data gives a warning."""
-FEW_EXCHANGES, ENOUGH_EXCHANGES = 20, 100
-"""A run of blocks has too few exchanges below the first; the advice is for the second."""
 LITTLE_WORK = 0.7
 """Efficiency below which exchanges cost too much."""
 HELD_OUT = re.compile(r"(?<![a-z])(held[ _-]?out|held|valid\w*|val|eval\w*|test|dev)(?![a-z])")
@@ -173,7 +173,7 @@ def warnings(run: RunLog, at_work: bool = False) -> list[str]:
         count = sum(worker.refused for worker in run.workers)
         texts.append(f"Rejected because not finite: {count} push(es) of {ranks_text(refusing, 8)}; lower its rate.")
     if not at_work:
-        texts += _cut_off(run) + _few_exchanges(run)
+        texts += [*_cut_off(run), too_few_blocks(run)]
     if run.missing:
         texts.append(f"No log of {ranks_text(run.missing, 8)}: the totals lack their part.")
     texts += _unread(run) + _disagreement(run) + _slow(run)
@@ -194,21 +194,18 @@ def _failed(run: RunLog) -> list[str]:
     ]
 
 
-def _few_exchanges(run: RunLog) -> list[str]:
-    """A sentence where a run of blocks was too short for its number of workers."""
-    most = max(run.workers, key=lambda worker: worker.blocks, default=None)
-    if most is None or run.size == 1 or run.elastic or run.delays or not 0 < most.blocks < FEW_EXCHANGES:
-        return []
-    period, total = most.minibatches / most.blocks, sum(worker.minibatches for worker in run.workers)
-    if period < 2:
-        return []
-    shorter = int(most.minibatches // ENOUGH_EXCHANGES)
-    workers = max(1, int(total / period // ENOUGH_EXCHANGES))
-    return [
-        f"{most.blocks} exchange{'s' if most.blocks > 1 else ''} in all: too few blocks for {run.size} workers, which "
-        f"made {most.minibatches:,} minibatches each. Take {workers} worker{'s' if workers > 1 else ''}, or "
-        f"period={max(1, shorter)}, or train longer."
-    ]
+def too_few_blocks(run: RunLog) -> str:
+    """A sentence with what to do where the workers merged too rarely to learn together; empty otherwise."""
+    if run.elastic or run.delays:  # workers that come and go, or that push each by itself
+        return ""
+    last = max(
+        (line for worker in run.workers for line in worker.exchanges[-1:]), key=lambda one: one.block, default=None
+    )
+    if last is None or not last.block:  # gradients are exchanged each step
+        return ""
+    named = re.search(r"\bperiod=(\d+)", run.rule)
+    period = int(named[1]) if named else math.ceil(last.total_minibatches / last.block)
+    return few_blocks.after(period, run.size, last.total_minibatches, last.block)
 
 
 def _cut_off(run: RunLog) -> list[str]:

@@ -110,7 +110,7 @@ def command(
         seed=seed,
     )
     check(plan)
-    checks.check_rule(rule)
+    checks.check_rule(rule, program=program)
     raise typer.Exit(Search(_directory(log, LaunchCluster(workers)), plan, []).run())
 
 

@@ -38,9 +38,9 @@ def rule(text: str | None) -> None:
     """Refuse rules that do not exchange blocks."""
     if text is None:
         return
-    from paceline.rules.recipes import rule_from_text
+    from paceline.rules.recipes import make_rule
 
-    asked = rule_from_text(text)
+    asked = make_rule(text, {})
     if asked.schedule.can_be_elastic:
         return
     if asked.schedule.survives_loss:

@@ -85,12 +85,13 @@ class ElasticRun:
             if value is not None and bounds is None:
                 refuse(f"{name} belongs to the launcher that is joined, beside its --elastic")
         elastic_checks.workers(self.workers, None if bounds is None else bounds[1])
+        checks.check_crowd(self.workers, checks.CROWDED_ELASTIC)
         return bounds
 
 
 def run(program: Program | None, options: RunOptions) -> int:
     """The exit code of a launcher that hosts an elastic run, or joins one."""
-    checks.check_rule(options.start.rule, True)
+    checks.check_rule(options.start.rule, True, program)
     starter().refuse_elastic(program, options.program)
     if options.elastic.elastic is not None:
         refuse_several_launchers()

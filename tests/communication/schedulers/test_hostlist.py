@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from paceline.communication.schedulers import expand
 from paceline.errors import UnsupportedError
 
-AS_SLURM = {
-    "x": "x",
-    "n[08-11]": "n08 n09 n10 n11",
-    "a[9-11]": "a9 a10 a11",
-    "a[1-2]b[3-4]": "a1b3 a1b4 a2b3 a2b4",
-}
+AS_SLURM = {"x": "x", "n[08-11]": "n08 n09 n10 n11", "a[9-11]": "a9 a10 a11", "a[1-2]b[3-4]": "a1b3 a1b4 a2b3 a2b4"}
 
 
 @pytest.mark.parametrize("text", AS_SLURM)

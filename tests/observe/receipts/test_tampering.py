@@ -326,14 +326,8 @@ def test_what_is_missing_leaves_it_open(run: Path, missing: str, says: str) -> N
         (["RUN", "--checkpoint", "steps"], "--checkpoint is for a block that is made again"),
         (["RUN", "--from-start"], "--from-start is for a block that is made again"),
         (["RUN", "--block", "2", "--from-start", "--checkpoint", "steps", "train.py"], "give one of them"),
-        (
-            ["RUN", "--block", "9", "train.py"],
-            "--block 9: the receipts have merges from exchange 1 to 6; the nearest",
-        ),
-        (
-            ["RUN", "--block=0", "train.py"],
-            "merges from exchange 1 to 6; the nearest are 1, 3",
-        ),
+        (["RUN", "--block", "9", "train.py"], "--block 9: the receipts have merges from exchange 1 to 6; the nearest"),
+        (["RUN", "--block=0", "train.py"], "merges from exchange 1 to 6; the nearest are 1, 3"),
         (["--block", "4", "RUN", "nowhere.py"], "the program nowhere.py does not exist"),
         (["RUN", "--authority", "nowhere.pem"], "nowhere.pem is no certificate of a run's authority"),
         (["RUN", "--authority", "RUN/receipts/seal-0.json"], "is no certificate of a run's authority"),

@@ -71,7 +71,7 @@ def test_what_takes_pushes_and_what_does_not() -> None:
 
 def test_only_tuned_momentum_changes_the_momentum() -> None:
     assert [outer for outer in EVERY if outer.momentum(0.9, push(3, 5)) != 0.9] == [
-        *(TunedMomentum(), TunedMomentum(False)),
+        *(TunedMomentum(), TunedMomentum(False))
     ]
 
 
@@ -120,10 +120,7 @@ def test_on_a_quadratic_the_undelayed_gradient_comes_back() -> None:
 @pytest.mark.parametrize("kind", ["constant", "adaptive", "normalized"])
 @pytest.mark.parametrize(
     ("start", "pushes"),
-    [
-        (3, [{}] * 6),
-        (0.5, [{"lr": lr, "highest_lr": 0.2} for lr in (0.2, 0.11, 0.15, 0.1, 0.05, 0.002)]),
-    ],
+    [(3, [{}] * 6), (0.5, [{"lr": lr, "highest_lr": 0.2} for lr in (0.2, 0.11, 0.15, 0.1, 0.05, 0.002)])],
 )
 def test_nothing_is_mended_before_the_start_and_all_after_it(
     kind: str, start: float, pushes: list[dict[str, float]]

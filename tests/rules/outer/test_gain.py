@@ -39,8 +39,7 @@ def test_the_default_gain_is_no_more_than_the_root_of_the_blocks(
 
 
 @pytest.mark.parametrize(
-    "outer",
-    [BlockMomentum(gain=7.0), BlockMomentum(gain="paper"), BlockMomentum(momentum=0.9), Nesterov(gain=7.0)],
+    "outer", [BlockMomentum(gain=7.0), BlockMomentum(gain="paper"), BlockMomentum(momentum=0.9), Nesterov(gain=7.0)]
 )
 def test_a_gain_or_momentum_that_was_asked_for_is_there_from_the_first_block(outer: BlockMomentum | Nesterov) -> None:
     assert outer.momentum_at(1, 16) == outer.momentum_at(10_000, 16)

@@ -25,7 +25,8 @@ CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}  # options after th
 # options of several commands
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="[--] ARGS...", help="The program's own arguments.")]
 RuleText = Annotated[
-    str | None, typer.Option(help='Rule such as "bmuf(period=16)", for programs that name none (default auto).')
+    str | None,
+    typer.Option(help='Rule such as "bmuf(period=16)", or module:name, for programs that name none (default auto).'),
 ]
 Log = Annotated[Path | None, typer.Option(help="Directory for the logs; by default a new one in ./paceline-logs.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that the log directory holds.")]
@@ -42,8 +43,7 @@ RandomData = Annotated[
     typer.Option("--random-data", help="The program makes random samples itself: each worker draws different ones."),
 ]
 ForceZeroLines = Annotated[
-    bool,
-    typer.Option("--force-zero-lines", help="Hide the cluster from a program that has cluster code of its own."),
+    bool, typer.Option("--force-zero-lines", help="Hide the cluster from a program that has cluster code of its own.")
 ]
 Module = Annotated[
     bool, typer.Option("-m", help="The program is a Python module, as with python -m: -m package.module.")

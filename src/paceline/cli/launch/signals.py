@@ -24,10 +24,7 @@ class SignalListener(AbstractContextManager["SignalListener"]):
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)

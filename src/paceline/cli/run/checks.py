@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ from typing import IO
 
 import typer
 
-from paceline.cli.console import err, refuse
+from paceline.cli.console import refuse
 from paceline.cli.launch.cluster import LaunchCluster
+from paceline.cli.run.program import Program
 from paceline.errors import PacelineError, UnsupportedError
 from paceline.observe.event_log import ATTACHED
 from paceline.observe.reports.read import LOG_NAME
@@ -26,8 +28,8 @@ from paceline.observe.reports.read import LOG_NAME
 LOGS = "paceline-logs"
 ELASTIC_FILES = ("elastic.json", "control.json", "control.jsonl")
 """Records of an elastic run in its log directory: the launcher's, the control plane's, its events."""
-CROWDED_WORKERS = 8
-"""More workers a processor than this get a warning."""
+CROWDED_WORKERS, CROWDED_ELASTIC = 8, 64
+"""Workers of a processor at most; in an elastic run, where some may wait for their turn."""
 
 
 def cluster(workers: int, hosts: int, host_index: int, master: str | None, timeout_s: float) -> LaunchCluster:
@@ -72,12 +74,13 @@ def host_and_port(option: str, text: str, lowest: int = 1) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def check_rule(text: str | None, elastic: bool = False) -> bool:
+def check_rule(text: str | None, elastic: bool = False, program: Program | None = None) -> bool:
     """Refuse an invalid rule here, once, instead of on every worker.
 
     Args:
         text: the rule, or None.
         elastic: whether workers may join while the run trains.
+        program: beside which `module:name` is looked for.
 
     Returns whether the workers may open connections of their own: true for asynchronous rules, and without a rule.
     """
@@ -85,12 +88,22 @@ def check_rule(text: str | None, elastic: bool = False) -> bool:
         return True
     from paceline.rules import recipes
 
+    look_beside(program, text)
     try:
-        rule = recipes.rule_from_text(text)
+        rule = recipes.make_rule(text, {})
         rule.check_growth(elastic)
     except PacelineError as error:
         refuse(f"--rule: {error}")
     return rule.schedule.opens_connections
+
+
+def look_beside(program: Program | None, rule: str) -> None:
+    """Look for a rule `module:name` in the program's folder, too, as workers do; refuse the program itself."""
+    source = None if program is None else program.source
+    if source is not None and ":" in rule:
+        sys.path.append(str(source.resolve().parent))
+        if rule.strip().startswith(f"{source.stem}:"):
+            refuse(f"--rule {rule} would import the program {source.name}, and train: put the rule into its own file")
 
 
 def new_directory(inside: str) -> Path:
@@ -123,15 +136,13 @@ def refuse_unwritable(place: Path, what: str) -> Iterator[None]:
         refuse(f"{what} {place} is not writable ({error.strerror or error}); give another directory")
 
 
-def warn_oversubscription(workers: int, quiet: bool) -> None:
-    """Warn if there are many more workers than processors."""
+def check_crowd(workers: int, each: int = CROWDED_WORKERS) -> None:
+    """Refuse more workers than `each` for a processor of this host."""
     cores = len(os.sched_getaffinity(0))
-    if workers > CROWDED_WORKERS * cores and not quiet:
-        err().print(
-            f"{workers} workers share {cores} processors of this host, and each has its own copy of the model: they "
-            "will be slow, and may run out of memory; paceline sim runs so many in one process",
-            markup=False,
-            soft_wrap=True,
+    if workers > each * cores:
+        refuse(
+            f"--workers {workers} is more than {each} for each of the {cores} processors here: take at most "
+            f"{each * cores}, more hosts (--hosts a,b), or paceline sim, whose workers share one process"
         )
 
 

@@ -50,19 +50,19 @@ def run(ctx: typer.Context, program: Program, options: RunOptions, transport: st
     variables = starter().environment(cluster, bare, options.program.random_data)
     variables |= start.transport_variable(transport) | options.tracking.environment()
     if asked.print_only:
-        checks.check_rule(asked.rule)
+        checks.check_rule(asked.rule, program=program)
         directory = dry_run.log_directory(log)
         added = start.environment(cluster, asked.rule, directory)
         added |= dry_run.environment(cluster, options.security, directory)
         dry_run.run(ctx, cluster, scheduler, command, added | variables, directory)
         raise typer.Exit
+    checks.check_crowd(cluster.workers)
     if not asked.quiet:
         err().print(f"starting {start.count(cluster)} of {program.name}", markup=False)
     # before the launcher loads torch to check the rule: both load it at the same time
     with starter().fork_server(start.loaded(cluster) | variables if bare else None) as forks:
-        announces = checks.check_rule(asked.rule) and not asked.quiet
+        announces = checks.check_rule(asked.rule, program=program) and not asked.quiet
         checks.free_port(cluster)
-        checks.warn_oversubscription(cluster.workers, asked.quiet)
         directory = checks.log_directory(log, cluster, asked.overwrite)
         added = environment(cluster, asked.rule, directory, options.security, announces)
         sign = signing(cluster, directory, options.security, announces)

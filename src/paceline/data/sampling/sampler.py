@@ -29,15 +29,7 @@ from paceline.data.ledger.epoch_ledger import ENDLESS, MOST
 from paceline.data.ledger.ranges import Range
 from paceline.data.sampling.batches import piece_of_rest, samples_in
 from paceline.data.sampling.position import Position, set_states
-from paceline.data.sampling.split import (
-    Cut,
-    EvenAssignment,
-    Portion,
-    StreamedAssignment,
-    Tail,
-    cut_up,
-    split_of,
-)
+from paceline.data.sampling.split import Cut, EvenAssignment, Portion, StreamedAssignment, Tail, cut_up, split_of
 from paceline.errors import UnsupportedError
 
 Places = NDArray[np.int64]

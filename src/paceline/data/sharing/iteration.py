@@ -292,12 +292,7 @@ class Iteration:
     """Makes a worker's batches; takes the arguments of `SharedLoader`."""
 
     def __init__(
-        self,
-        loader: Iterable[Any],
-        number: int,
-        position: Position,
-        registry: RunData,
-        leases: Leases | None,
+        self, loader: Iterable[Any], number: int, position: Position, registry: RunData, leases: Leases | None
     ) -> None:
         self.loader, self._number, self._position, self._registry = loader, number, position, registry
         self._leases = leases

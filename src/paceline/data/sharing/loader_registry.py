@@ -134,6 +134,8 @@ class LoaderRegistry(RunData):
         """Called there, too: a worker that is to leave does not return."""
         self.empty: Callable[[], None] = lambda: None
         """Called after a pass in which this worker got no batch."""
+        self.led: Callable[[int], None] = lambda steps: None
+        """Called after the first step in the data of a leader, with the steps that a pass over them has."""
         self.trains: Callable[[], bool] = lambda: False
         """Whether the program trains now, rather than evaluates."""
         self.pass_over: Callable[[], None] = lambda: None
@@ -174,9 +176,9 @@ class LoaderRegistry(RunData):
         """Workers meet after passes in which the program `trains`."""
         self.trains, self.pass_over = trains, pass_over
 
-    def warn_by(self, warn: Callable[[str, str], None], empty: Callable[[], None]) -> None:
-        """Where warnings go, and what is called after a pass without a batch."""
-        self.warn, self.empty = warn, empty
+    def warn_by(self, warn: Callable[[str, str], None], empty: Callable[[], None], led: Callable[[int], None]) -> None:
+        """Where warnings go, and what is called after a pass without a batch, and after the first step in one."""
+        self.warn, self.empty, self.led = warn, empty, led
 
     def share(self, loader: Iterable[Any], even: bool = False) -> SharedLoader:
         """This worker's part of `loader`; the same object for the same loader, the same position for the same data.
@@ -361,6 +363,12 @@ class LoaderRegistry(RunData):
         if self._under_way and self._leader not in self._under_way:  # it may make its data again for each epoch
             position = next(iter(self._under_way))
             self._earlier, self._leader = self._before(position), position
+            one = self._under_way[position]
+            if one.length is not None and not position.others:
+                if not one.fewest():
+                    many = f"the training data have fewer samples than there are workers ({self.world.size})"
+                    raise UnsupportedError(self.world.sign(f"{many}: some would train on none; take fewer workers"))
+                self.led(one.length // max(1, self._batches - one.batches_then))
         self._made += 1
         new = self._since[0]
         self.samples += new

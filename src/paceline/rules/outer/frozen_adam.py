@@ -35,14 +35,7 @@ class FrozenAdam(Average):
 
 @torch.no_grad()
 def frozen_step(
-    parameter: Tensor,
-    m: Tensor,
-    v: Tensor,
-    group: Mapping[str, Any],
-    *,
-    decay: float,
-    step: int,
-    frozen_at: float,
+    parameter: Tensor, m: Tensor, v: Tensor, group: Mapping[str, Any], *, decay: float, step: int, frozen_at: float
 ) -> None:
     """One step, in place.
 

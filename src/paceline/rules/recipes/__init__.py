@@ -24,6 +24,7 @@ from paceline.rules.recipes.auto import AUTO, auto
 from paceline.rules.recipes.blocks import BLOCKS, averaging, bmuf, bmuf_adam, diloco, streaming_diloco
 from paceline.rules.recipes.lockstep import LOCKSTEP, one_bit, one_bit_adam, power, sync, top_k
 from paceline.rules.recipes.options import Dimensions, Recipe
+from paceline.rules.recipes.own import own_rule
 from paceline.rules.rule import Rule
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*AUTO, *LOCKSTEP, *BLOCKS, *ASYNCHRONOUS)}
@@ -80,7 +81,7 @@ def rule_from_text(text: str) -> Rule:
 
 
 def make_rule(rule: Rule | str | None, arguments: dict[str, Any]) -> Rule:
-    """A rule from the arguments of `attach`: a `Rule`, a name with settings, or text."""
+    """A rule from the arguments of `attach`: a `Rule`, a name with settings, or text, also one of `module:name`."""
     if isinstance(rule, Rule):
         if arguments:
             raise RuleError(
@@ -92,6 +93,8 @@ def make_rule(rule: Rule | str | None, arguments: dict[str, Any]) -> Rule:
         raise RuleError(f"rule must be a Rule, or text such as 'bmuf(period=16)', got {rule!r}")
     if rule.isidentifier():
         return recipe(rule).build(**arguments)
+    if (own := own_rule(rule, arguments)) is not None:
+        return own
     built = rule_from_text(rule)
     if not arguments:
         return built

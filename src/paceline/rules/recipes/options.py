@@ -197,17 +197,13 @@ _OPTIONS = {
         "    meanwhile instead (:mod:`paceline.rules.payload`).",
     ),
     "codec": _Option(
-        "str",
-        "dense",
-        "how the delta is written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k.",
+        "str", "dense", "how the delta is written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k."
     ),
     "within": _Option(
         "str", "", '"host" makes the processes of a host one worker, which makes synchronous steps inside.'
     ),
     "dimensions": _Option(
-        "Dimensions",
-        None,
-        'None sums over all at once; "hosts" first within each host; or sizes like (4, 2).',
+        "Dimensions", None, 'None sums over all at once; "hosts" first within each host; or sizes like (4, 2).'
     ),
     "reproducible": _Option("bool", False, "sum in rank order."),
     "chunks": _Option("int", 8, "pieces into which an exchange is cut."),

@@ -23,14 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from paceline.communication import Transport
 from paceline.communication.base import same_json
 from paceline.core.bits import as_bytes, checksum, is_plain, key
-from paceline.core.flat import (
-    Fragment,
-    Modules,
-    exchanged_buffers,
-    exchanged_parts,
-    local,
-    module_list,
-)
+from paceline.core.flat import Fragment, Modules, exchanged_buffers, exchanged_parts, local, module_list
 from paceline.core.optimizer_state import Named, Owned
 from paceline.errors import MismatchError, UnsupportedError
 from paceline.rules.rule import Rule

@@ -170,11 +170,8 @@ class UnsafePushes:
         return is_news
 
     def done(self, all_pushed: bool = False) -> list[Mark]:
-        """The sample ranges that have become safe in every shard since the last call.
-
-        Args:
-            all_pushed: whether all clients have pushed what they made of these samples.
-        """
+        """The sample ranges that have become safe in every shard since the last call; `all_pushed`: whether all clients
+        have pushed what they made of them."""
         marks: list[Mark] = []
         while self._order and not self._order[0].open:
             pending = self._order.popleft().pending

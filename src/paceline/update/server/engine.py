@@ -255,12 +255,8 @@ class Asynchronous:
         self._gather(whole=True)
 
     def _gather(self, whole: bool) -> None:
-        """Finish all exchanges, and wait for all workers.
-
-        Args:
-            whole: push the steps of an unfinished block, too, and go on without lost workers: two owners have what
-                the living ones pushed, so that these take the same values whoever is lost.
-        """
+        """Finish all exchanges, and wait for all workers; `whole`: push the steps of an unfinished block, too, and go
+        on without lost workers, since two owners have what the living ones pushed."""
         self.leases.waits(True)  # other workers may have to begin the next epoch before they come here
         if self._gradient or whole:
             self._flush()

@@ -220,11 +220,8 @@ class SocketLedgerClient(Leases):
             self._peers.say_all(FrameKind.IDLE, ())
 
     def secure(self, idle: bool = True) -> None:
-        """Wait until no push of this worker can be lost with one owner.
-
-        Args:
-            idle: whether other workers need not wait for this worker's clock until its next push.
-        """
+        """Wait until no push of this worker can be lost with one owner; if `idle`, other workers need not wait for its
+        clock until its next push."""
         if idle:
             self._announce_idle()
         self._durability.secure()

@@ -127,14 +127,7 @@ LEDGER = (
     FrameKind.COVERS,
 )
 """Handled by the worker that keeps the ledger."""
-BACKGROUND = (
-    FrameKind.SAFE,
-    FrameKind.REPLICA,
-    FrameKind.CLOCKS,
-    FrameKind.OUT,
-    FrameKind.ALIVE,
-    FrameKind.COVERS,
-)
+BACKGROUND = (FrameKind.SAFE, FrameKind.REPLICA, FrameKind.CLOCKS, FrameKind.OUT, FrameKind.ALIVE, FrameKind.COVERS)
 """Sent by background threads: they do not show that the sender's program makes progress."""
 
 KNOWN = frozenset(int(kind) for kind in FrameKind)
@@ -145,15 +138,7 @@ MOST = 1 << 16
 
 
 def check(frame: Frame, size: int) -> None:
-    """Refuse a frame that no worker sends.
-
-    Args:
-        frame: the frame.
-        size: number of workers.
-
-    Raises:
-        MismatchError: it is malformed; says what is wrong.
-    """
+    """Refuse a frame that none of `size` workers sends: `MismatchError` says what is wrong with it."""
     kind, numbers, note = frame.kind, frame.numbers, frame.note
     if kind not in KNOWN:
         raise MismatchError(f"no worker sends a frame of kind {kind}")

@@ -405,11 +405,7 @@ class ParameterShard:
                 return REFUSED
             delay = self.version - incoming.version
             push = Push(
-                delay=delay,
-                update=self.version + 1,
-                workers=self.clocks.sharing(incoming.clock),
-                lr=0.0,
-                momentum=0.0,
+                delay=delay, update=self.version + 1, workers=self.clocks.sharing(incoming.clock), lr=0.0, momentum=0.0
             )
             origin = self._origin(incoming) if self._keeps_origins else None
             self._update_rule.apply(values, self.anchor, origin, incoming, push)

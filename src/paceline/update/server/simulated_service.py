@@ -96,12 +96,7 @@ class SimulatedService:
     """A virtual worker's connection to the owners; all workers use the ledger of the first shard's owner."""
 
     def __init__(
-        self,
-        transport: Transport,
-        cluster: Cluster,
-        server: ShardServer,
-        owners: dict[int, int],
-        ledger: Ledger,
+        self, transport: Transport, cluster: Cluster, server: ShardServer, owners: dict[int, int], ledger: Ledger
     ) -> None:
         self._transport, self._owners = transport, owners
         self._cluster, self.rank = cluster, transport.world.rank

@@ -265,14 +265,8 @@ class SocketService:
     # -- all workers ------------------------------------------------------------------------------
 
     def barrier(self, of_all: bool = True) -> None:
-        """Wait until every worker is here, with no exchange under way.
-
-        Args:
-            of_all: whether a lost worker is missed, too; else the living ones meet.
-
-        Raises:
-            PeerLostError: a worker that is missed is lost.
-        """
+        """Wait until every worker is here, with no exchange under way: if `of_all`, lost ones, too, which is a
+        `PeerLostError`; else the living ones."""
         self._barriers = number = self._barriers + 1
         self._announce(FrameKind.HERE, number)
         here = lambda rank: self.members.barriers.get(rank, 0) >= number  # noqa: E731

@@ -105,7 +105,7 @@ def blocks(
         RateOptions(lr, lr_final, loss, newbob),
     )
     checks.free_port(cluster)
-    checks.warn_oversubscription(cluster.workers, quiet)
+    checks.check_crowd(cluster.workers)
     folder = Path(plan.work)
     with contextlib.closing(_lock(folder, cluster.host_index)):
         place = _prepare(plan, cluster.host_index, overwrite)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +14,12 @@ from rich.text import Text
 
 from paceline.cli.console import command_app, err, out, parse_count, refuse, refusing
 from paceline.cli.console.program_options import CONTEXT, Arguments, AsJson, ProgramCommand
+from paceline.cli.run.checks import look_beside
 from paceline.cli.run.program import python_program
+from paceline.core.parse import read_call
 
 if TYPE_CHECKING:
+    from paceline.rules.rule import Rule
     from paceline_plugins.forecast.plan_command.quality import QualityForecast
     from paceline_plugins.forecast.planner.advice import Advice
     from paceline_plugins.forecast.planner.network import Network
@@ -46,7 +50,8 @@ def plan(
     workers: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = COUNTS,
     at: Annotated[int | None, typer.Option(help="The number of workers to recommend for; by default 16.")] = None,
     rule: Annotated[
-        list[str] | None, typer.Option(help="Rule to forecast; may be repeated. By default every recipe.")
+        list[str] | None,
+        typer.Option(help="Rule to forecast, also module:name; may be repeated. By default every recipe."),
     ] = None,
     log: Annotated[
         Path | None,
@@ -63,9 +68,10 @@ def plan(
     speed over N times that of one worker. With --log, the loss is forecast, too, and how many workers pay.
     """
     counts = _counts(workers, at)
-    own: list[str] = []
+    program, own = None, list[str]()
     if script is not None:
-        own = list(python_program(script, arguments, "plan times Python programs with torch").arguments)
+        program = python_program(script, arguments, "plan times Python programs with torch")
+        own = list(program.arguments)
     from paceline.observe import read_run
     from paceline_plugins.forecast.plan_command.inputs import workload
     from paceline_plugins.forecast.plan_command.quality import (  # here, because torch loads for seconds
@@ -75,7 +81,7 @@ def plan(
     )
 
     with refusing():
-        from paceline.rules.recipes import RECIPES, rule_from_text
+        from paceline.rules.recipes import RECIPES, make_rule
         from paceline_plugins.forecast.planner import forecasts, network_from_text, recommend
         from paceline_plugins.forecast.planner.observed import step_s
 
@@ -86,7 +92,9 @@ def plan(
             size = run.parameters if size is None else size
 
         net, texts = network_from_text(network), rule or list(RECIPES)
-        rules = [rule_from_text(text) for text in texts]
+        for text in texts:
+            look_beside(program, text)
+        rules = [_named(make_rule(text, {}), text) for text in texts]
         work = workload(script, own, step_time, size, err())
         rows = forecasts(rules, work, net, counts)
         focus = at or (16 if 16 in counts else counts[-1])
@@ -103,6 +111,17 @@ def plan(
                 _print_quality(quality)
             out().print()
             out().print(Text(pays, style="bold"))
+
+
+def _named(rule: Rule, text: str) -> Rule:
+    """A rule of the user's module under the name by which it was asked for, which fits into a table."""
+    from paceline.rules.rule import RecipeCall
+
+    module, colon, call = text.strip().partition(":")
+    if not colon or rule.name != "custom":
+        return rule
+    name, settings = read_call(call, "rule", "module:name")
+    return replace(rule, name=RecipeCall(f"{module}:{name}", settings))
 
 
 def _counts(text: str, at: int | None) -> list[int]:

@@ -24,13 +24,7 @@ from paceline.update.engine import agreement, global_model
 from paceline.update.engine.blocks.fragment import BlockUpdate, FragmentState, LocalOptimizers
 from paceline.update.engine.blocks.outer_state import BlockNumbers, BufferState, OuterState, ParameterState
 from paceline.update.engine.context import RunContext
-from paceline.update.exchange.exchanger import (
-    NO_PAYLOAD,
-    ExchangeHeader,
-    Exchanger,
-    ExchangeSummary,
-    combine,
-)
+from paceline.update.exchange.exchanger import NO_PAYLOAD, ExchangeHeader, Exchanger, ExchangeSummary, combine
 
 
 @dataclass
