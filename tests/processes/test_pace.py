@@ -52,7 +52,7 @@ def test_two_processes_agree_on_a_rule(tmp_path: Path) -> None:
         return found
 
     first, second = rules("first", 0), rules("second", 0)
-    assert first[:4] == ["auto(share=1e-06)"] * 4 and first[-1].startswith("auto(share=1e-06, probe=0, overlap=")
+    assert first[:4] == ["auto(share=1e-06)"] * 4 and first[-1].startswith("bmuf_adam(period=")
     assert rules("first", 1) == first and rules("second", 1) == second
     assert set(second) == {first[-1]}
     assert same_bits(*(load_file(tmp_path / f"second.{rank}.safetensors") for rank in range(2)))

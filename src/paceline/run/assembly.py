@@ -42,9 +42,9 @@ from paceline.observe.sinks.dispatcher import Dispatcher
 from paceline.rules.rule import Rule
 from paceline.run import validation
 from paceline.run.hooks import Mistakes, StepHooks
-from paceline.tuning.period_controller import PeriodController, period_controller_for
+from paceline.tuning.period_controller import PeriodController, timer_for
 from paceline.tuning.request_files import RequestFiles
-from paceline.tuning.rule_chooser import rule_chooser_for
+from paceline.tuning.rule_chooser import ProbedModel, earlier_choice, kind_of, rule_chooser_for
 from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import MeasuredChoices, Tuner
 from paceline.update import server
@@ -385,7 +385,7 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         monitor = Monitor(EventLog(settings.log, worker), transport, sinks.progress)
         loaders = LoaderRegistry(world, settings.seed, monitor.epoch, monitor.waited)
         mistakes = Mistakes(world, loaders, settings.data)
-        tuner = _tuner(rule, given, owned, settings, transport, monitor, exchanges, together)
+        tuner = _tuner(rule, given, owned, settings, transport, monitor, loaders, together)
         on_error.callback(tuner.close)
         chosen = tuner.rule  # by a probe, where the rule has one
         progress = TrainingProgress(chosen.schedule, owned)
@@ -481,7 +481,7 @@ def start(parts: RunParts, run: Any) -> None:
     # a worker that joins may have taken over tuned settings
     text = context.rule.text() if parts.membership is not None else parts.state.rule_text
     context.monitor.attached(text, elements, buffer_elements(context.model))
-    context.tuner.tell_rate()
+    context.tuner.note_rate()
 
 
 def resume_run(parts: RunParts, path: str | Path | None) -> bool:
@@ -568,26 +568,36 @@ def _tuner(
     settings: Settings,
     transport: Transport,
     monitor: Monitor,
-    exchanges: bool,
+    loaders: LoaderRegistry,
     together: bool,
 ) -> Tuner:
     """The tuner, which changes settings during the run. `model` is as the program gave it; `together`: whether several
     processes make this worker's steps together."""
     world, first, chooser, unprobed = transport.world, rule, None, ""
+    exchanges = rule.exchanges_among(world.size) or settings.control is not None
+    follows = exchanges and rule.schedule.follows_times
+    buffers = buffer_elements(validation.without_ddp(model, rule, settings.group)) if follows else 0
 
-    def buffers() -> int:
-        return buffer_elements(validation.without_ddp(model, rule, settings.group))
+    def period_controller(rule: Rule, timed: bool) -> PeriodController:
+        timer = timer_for(rule, transport, owned, buffers, monitor.of_blocks)
+        overlaps = asked is not None and asked.overlap and rule.schedule.overlap > 0
+        return PeriodController(timer, lambda: loaders.steps_of_pass, timed, overlaps)
 
-    def period_controller(rule: Rule) -> PeriodController | None:
-        return period_controller_for(rule, transport, owned, buffers(), monitor.of_blocks)
-
-    if rule.schedule.probe is not None and exchanges and settings.control is None and world.size > 1:
-        unprobed = validation.why_unprobed(rule, model, owned, settings)
-        chooser = rule_chooser_for(rule, transport, owned, buffers(), monitor.spent, not unprobed)
-        first = chooser.rule if chooser is not None else rule
+    asked = rule.schedule.probe
+    if asked is not None and exchanges and settings.control is None and world.size > 1:
+        unprobed, probed = (
+            validation.why_unprobed(rule, model, owned, settings),
+            ProbedModel.of(rule, transport, owned, buffers),
+        )
+        earlier = earlier_choice(settings.log, world.rank)
+        known: dict[str, Any] = {"minibatches": lambda: loaders.steps_of_pass, "earlier": earlier}
+        chooser = rule_chooser_for(rule, transport, probed, monitor.spent, not unprobed, **known)
+        first = chooser.rule
     workers = len(set(world.hosts)) if first.settings.within else world.size
     tunables = Tunables([optimizer for optimizer, _ in owned], first, workers, together)
-    measured = MeasuredChoices(tunables, chooser, unprobed, period_controller)
+    measured = MeasuredChoices(
+        tunables, chooser, unprobed, period_controller, kind_of(rule, owned) if follows else "bmuf"
+    )
     if exchanges:
         measured.begin()
     each = world.size > 1 and not first.schedule.workers_meet

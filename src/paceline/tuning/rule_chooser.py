@@ -1,56 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the rule after a probe, for the recipe `auto` (:mod:`paceline.rules.choice`).
 
-Every worker times the steps of the probe. When it has enough, it says so in the header of its next exchange, as for a
-request to tune; after that exchange all workers gather all measurements, and each makes the same choice. It takes
-effect after the step: synchronous steps go on, or the warm-up ends and blocks begin. It stays for the run, and a run
-that resumes from a checkpoint takes it over, whatever its number of workers.
+Every worker times the steps of the probe, which exchange gradients after the backward pass: exchanges of the model's
+own size, over the real route. When it has enough, it says so in the header of its next exchange, as for a request to
+tune; after that exchange all workers gather all measurements, and each makes the same choice. It takes effect after the
+step: synchronous steps go on, or the warm-up ends and blocks begin. It stays for the run. A run that resumes from a
+checkpoint takes it over, whatever its number of workers, and so does one that is started again, from the log.
 
-In the first half of a probe gradients are exchanged after the backward pass, in the second half during it:
+    c = the median of the computing time of a step
+    e = the least time of an exchange, without waiting for other workers
 
-    c = the computing time of a step of the first half
-    e = the exchange's time in the first half, without waiting for other workers
-    x = the time of an exchange that is left in the second half, and what computing has slowed down by beyond 5 %
-
-medians, and the first step of each half does not count. Medians of so few steps differ by 5 % without a cause.
-
-Under a simulated clock an exchange is taken for a ring (:mod:`.period_controller`), and what the backward pass, two
-thirds of a step, leaves of it is that of evenly spaced chunks:
-
-    x = max(e / C, e - (1 - 1/C) (2/3) c)
+The first step does not count, while connections are set up. Under a simulated clock an exchange is taken for a ring
+(:mod:`.period_controller`).
 """
 
 from __future__ import annotations
 
-import time
+import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from paceline.communication import Transport
-from paceline.communication.base import SoloTransport
 from paceline.communication.virtual.clock import Clock
 from paceline.core.optimizer_state import Owned
 from paceline.rules import choice as choices
-from paceline.rules.choice import BACKWARD, Choice, ProbeTimes
+from paceline.rules.choice import Choice, Measured
 from paceline.rules.codec import Layout, codec_from_text
 from paceline.rules.recipes import sync
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Probe
-from paceline.rules.topology.base import DirectWire
 from paceline.rules.traffic import bytes_per_block
-from paceline.tuning.period_controller import block_bytes, ring_s
-
-SLOWER = 1.05
-SAMPLE = 1 << 20
-"""Elements on which a codec is timed."""
-
-StepTimes = tuple[float, float, float | None]
-"""(c, e, x), seconds; x is None before the second half is over."""
+from paceline.tuning.period_controller import Times, block_bytes, ring_s
 
 
 class ProbeTimer(ABC):
@@ -61,17 +46,8 @@ class ProbeTimer(ABC):
         """A step of the probe was made, of which this worker has made `steps`."""
 
     @abstractmethod
-    def measured(self) -> StepTimes | None:
-        """The times; None before the first half is over."""
-
-    @property
-    @abstractmethod
-    def early(self) -> bool:
-        """Whether gradients are exchanged during the next backward pass."""
-
-    def codec_s(self, codec: str, elements: int) -> float:
-        """Seconds in which this worker writes and reads so many numbers; the simulated clock has no codecs."""
-        return 0.0
+    def measured(self) -> Times | None:
+        """(e, c), seconds; None before the probe is over."""
 
     def resumed(self, made: int, steps: int) -> None:  # noqa: B027
         """Continue after `made` steps of the probe, and `steps` of this worker."""
@@ -84,37 +60,23 @@ class WallProbeTimer(ProbeTimer):
         spent: total seconds of computing, of waiting for other workers, and of exchanging, up to the last exchange;
             the monitor updates this list in place.
         steps: of the probe.
-        device: of the model, on which codecs are timed.
     """
 
-    def __init__(self, spent: Sequence[float], steps: int, device: torch.device) -> None:
-        self._spent, self._half, self._steps, self._device = spent, steps // 2, steps, device
+    def __init__(self, spent: Sequence[float], steps: int) -> None:
+        self._spent, self._steps = spent, steps
         self._before = list(spent)
-        self._rows: list[tuple[float, float]] = []
+        self._rows: list[Times] = []
 
     def stepped(self, steps: int) -> None:
         now = list(self._spent)
         computed_s, _, exchanged_s = (after - was for after, was in zip(now, self._before, strict=True))
         self._before = now
-        self._rows.append((computed_s, exchanged_s))
+        self._rows.append((exchanged_s, computed_s))
 
-    @property
-    def early(self) -> bool:
-        return len(self._rows) >= self._half
-
-    def measured(self) -> StepTimes | None:
-        if len(self._rows) < self._half:
-            return None
-        after, during = self._rows[1 : self._half], self._rows[self._half + 1 :]
-        step_s, exchange_s = median(c for c, _ in after), median(e for _, e in after)
+    def measured(self) -> Times | None:
         if len(self._rows) < self._steps:
-            return step_s, exchange_s, None
-        slower_s = median(c for c, _ in during) - SLOWER * step_s
-        return step_s, exchange_s, median(e for _, e in during) + max(0.0, slower_s)
-
-    def codec_s(self, codec: str, elements: int) -> float:
-        size = min(elements, SAMPLE)
-        return min(_seconds_of(codec, size, self._device) for _ in range(2)) * elements / max(1, size)
+            return None
+        return min(e for e, _ in self._rows[1:]), median(c for _, c in self._rows[1:])
 
 
 class SimulatedProbeTimer(ProbeTimer):
@@ -125,13 +87,12 @@ class SimulatedProbeTimer(ProbeTimer):
         rank: this worker.
         workers: N.
         nbytes: that this worker sends in an exchange of gradients.
-        chunks: C.
         steps: of the probe.
     """
 
-    def __init__(self, clock: Clock, rank: int, workers: int, nbytes: int, chunks: int, steps: int) -> None:
+    def __init__(self, clock: Clock, rank: int, workers: int, nbytes: int, steps: int) -> None:
         self._clock, self._rank, self._workers, self._nbytes = clock, rank, workers, nbytes
-        self._chunks, self._half, self._probe = chunks, steps // 2, steps
+        self._probe = steps
         self._made = self._steps = 0
 
     def stepped(self, steps: int) -> None:
@@ -140,36 +101,12 @@ class SimulatedProbeTimer(ProbeTimer):
     def resumed(self, made: int, steps: int) -> None:
         self._made, self._steps = made, steps
 
-    @property
-    def early(self) -> bool:
-        return self._made >= self._half
-
-    def measured(self) -> StepTimes | None:
-        if self._made < self._half:
-            return None
-        step_s = median(
-            self._clock.compute_s(self._rank, step) for step in range(self._steps - self._half, self._steps)
-        )
-        gradient_s = ring_s(self._clock, self._rank, self._workers, self._nbytes, self._steps)
+    def measured(self) -> Times | None:
         if self._made < self._probe:
-            return step_s, gradient_s, None
-        return step_s, gradient_s, exposed_s(gradient_s, self._chunks, step_s)
-
-
-def exposed_s(gradient_s: float, chunks: int, step_s: float) -> float:
-    """x, what the backward pass leaves of an exchange of gradients in evenly spaced chunks."""
-    return max(gradient_s / chunks, gradient_s - (1 - 1 / chunks) * BACKWARD * step_s)
-
-
-def _seconds_of(codec: str, elements: int, device: torch.device) -> float:
-    """Seconds of one exchange of so many numbers, of which none leaves the worker."""
-    x = torch.full((elements,), 1e-3, device=device)
-    float(x[0])
-    began = time.perf_counter()
-    for _ in codec_from_text(codec).exchange(x, Layout.vector(elements), DirectWire(SoloTransport(), False), {}):
-        pass
-    float(x[0])  # waits for queued kernels
-    return time.perf_counter() - began
+            return None
+        steps = range(self._steps - self._probe + 1, self._steps)
+        exchange_s = min(ring_s(self._clock, self._rank, self._workers, self._nbytes, step) for step in steps)
+        return exchange_s, median(self._clock.compute_s(self._rank, step) for step in steps)
 
 
 LEAST_ELEMENTS = 1 << 18
@@ -182,34 +119,40 @@ class ProbedModel:
 
     Attributes:
         workers: N.
-        elements: of the trained parameters.
         gradient_bytes: that rank 0 sends in an exchange of gradients, for the same choice on all workers.
-        block_bytes: codec -> those of a block; one under the name "" where the codec is given.
+        sizes: codec -> bytes of a block over those; one under the name "" where the codec is given.
+        chunks: of an exchange of gradients that the backward pass hides; 1 on a CPU, which has to make both.
+        kind: "bmuf" or "bmuf_adam", which suits the optimizer.
     """
 
     workers: int
-    elements: int
     gradient_bytes: int
-    block_bytes: Mapping[str, int]
+    sizes: Mapping[str, float]
+    chunks: int
+    kind: str
 
     @classmethod
     def of(cls, rule: Rule, transport: Transport, owned: Owned, buffers: int) -> ProbedModel:
         """The model of these optimizers under the rule that was asked for."""
-        world = transport.world
+        world, cluster = transport.world, transport.cluster
         layout = Layout.of(tuple(p.shape) for _, named in owned for _, p in named)
         gradients = bytes_per_block(sync(), world.size, layout, buffers, 0, hosts=world.hosts)
         probe = rule.paced.probe
         assert probe is not None
         rules = {"": rule}
         if probe.codec:
-            rules = {codec: replace(rule, codec=codec_from_text(codec)) for codec, _ in choices.LADDER}
+            rules = {codec: replace(rule, codec=codec_from_text(codec)) for codec in choices.LADDER}
         sent = {codec: block_bytes(one, world, owned, buffers, 0) for codec, one in rules.items()}
         kept = choices.worth_it(sent) if probe.codec else list(sent)
-        return cls(world.size, layout.numel, gradients, {codec: sent[codec] for codec in kept})
+        hides = cluster is not None or any(p.device.type != "cpu" for _, named in owned for _, p in named)
+        chunks = max(1, min(rule.common.chunks, layout.numel // LEAST_ELEMENTS)) if hides else 1
+        sizes = {codec: sent[codec] / max(1, gradients) for codec in kept}
+        return cls(world.size, gradients, sizes, chunks, kind_of(rule, owned))
 
-    def chunks(self, rule: Rule) -> int:
-        """The number of chunks of an exchange of gradients."""
-        return max(1, min(rule.common.chunks, self.elements // LEAST_ELEMENTS))
+
+def kind_of(rule: Rule, owned: Owned) -> str:
+    """The recipe that makes the same blocks for these optimizers."""
+    return "bmuf_adam" if {rule.delta.resolve(one) for one, _ in owned} == {"compensate"} else "bmuf"
 
 
 class RuleChooser:
@@ -220,16 +163,27 @@ class RuleChooser:
         timer: makes a timer of the probe's steps.
         model: what is exchanged.
         probes: whether gradients can be exchanged; else it begins with blocks.
+        minibatches: returns how many this worker makes in a pass; None while it does not know.
+        earlier: what an earlier start of this run has chosen, as JSON values; None if nothing.
 
     Attributes:
         choice: what was chosen; None before.
         pending: whether the choice has not taken effect yet.
-        gave_up: whether it was chosen without times.
+        gave_up: whether the probe ended before its last step.
         began: this worker's steps before the probe.
     """
 
-    def __init__(self, asked: Rule, timer: Callable[[], ProbeTimer], model: ProbedModel, probes: bool) -> None:
+    def __init__(
+        self,
+        asked: Rule,
+        timer: Callable[[], ProbeTimer],
+        model: ProbedModel,
+        probes: bool,
+        minibatches: Callable[[], int | None] = lambda: None,
+        earlier: Mapping[str, Any] | None = None,
+    ) -> None:
         self.asked, self._new_timer, self._model, self.probes = asked, timer, model, probes
+        self._minibatches, self._earlier = minibatches, earlier
         self.choice: Choice | None = None
         self.pending = self.gave_up = False
         self.began = self._steps = self._chosen_at = 0
@@ -240,11 +194,6 @@ class RuleChooser:
     def probing(self) -> bool:
         """Whether the probe is under way."""
         return self._probing and self.choice is None
-
-    @property
-    def early(self) -> bool:
-        """Whether gradients are exchanged during the next backward pass."""
-        return not self.probing or self._timer.early
 
     @property
     def rule(self) -> Rule:
@@ -260,7 +209,7 @@ class RuleChooser:
 
     def _rule(self, probing: bool, chosen: Choice | None, at: int) -> Rule:
         if chosen is not None:
-            return choices.chosen_rule(self.asked, chosen, at)
+            return choices.chosen_rule(self.asked, chosen, at, self._model.kind)
         return replace(self.asked, schedule=self.asked.paced.probed()) if probing else choices.without_probe(self.asked)
 
     @property
@@ -282,21 +231,14 @@ class RuleChooser:
         """Whether it is time to gather the measurements."""
         if not self.probing or self._steps - self.began < self.asked.schedule.warmup:
             return False
-        times = self._timer.measured()
-        return times is not None and (times[2] is not None or times[1] > choices.HOPELESS * times[0])
+        return self._earlier is not None or self._timer.measured() is not None
 
     def measurements(self) -> list[Any] | None:
         """This worker's measurements as JSON values; None before there are enough."""
         times = self._timer.measured() if self.probing else None
-        if times is None:
+        if not self.probing or (times is None and self._earlier is None):
             return None
-        step_s, exchange_s, exposed_s = times
-        byte_s = exchange_s / max(1, self._model.gradient_bytes)
-        ahead = [nbytes * byte_s + self._codec_s(codec) for codec, nbytes in self._model.block_bytes.items()]
-        return [step_s, exchange_s, exposed_s, ahead, self._steps]
-
-    def _codec_s(self, codec: str) -> float:
-        return 0.0 if codec in ("", "dense") else self._timer.codec_s(codec, self._model.elements)
+        return [*(times or (None, None)), self._minibatches(), self._steps, self._earlier]
 
     # -- choosing ---------------------------------------------------------------------------------
 
@@ -305,18 +247,20 @@ class RuleChooser:
         measured = [row for row in rows if row]
         if not measured or not self.probing:
             return
-        step_s, gradient_s, exposed_s, blocks = choices.merged(measured)
-        times = ProbeTimes(step_s, gradient_s, exposed_s, dict(zip(self._model.block_bytes, blocks, strict=True)))
-        choice = choices.choose(times, self.asked.paced)
-        if choice is not None:
-            self._take(choice, 1 + max(int(row[4]) for row in measured))  # it takes effect after the present step
+        at = 1 + max(int(row[3]) for row in measured)  # it takes effect after the present step
+        earlier = next((row[4] for row in measured if row[4] is not None), None)
+        if earlier is not None:
+            self._take(Choice(**earlier), at)
+            return
+        times = Measured(median(row[1] for row in measured), max(row[0] for row in measured))
+        times = replace(times, minibatches=choices.least_known(row[2] for row in measured))
+        self._take(choices.choose(times, self.asked.paced, self._model.sizes, self._model.chunks), at)
 
     def give_up(self, why: str, steps: int) -> None:
         """Begin blocks now, as if there had been no probe."""
         schedule = self.asked.paced
         codec = "dense" if self._probe.codec else ""
-        why_blocks = f"blocks of {schedule.period} minibatches without a probe: {why}"
-        self._take(Choice(False, codec, schedule.period, schedule.overlap, why_blocks), steps)
+        self._take(Choice(False, codec, schedule.period, schedule.overlap, f"no probe is possible: {why}", True), steps)
         self.gave_up = True
 
     def _take(self, choice: Choice, steps: int) -> None:
@@ -353,28 +297,35 @@ class RuleChooser:
         self.load({"probing": self.probes, "choice": None, "at": 0, "began": steps}, steps)
 
 
+def earlier_choice(log: str | Path | None, rank: int) -> dict[str, Any] | None:
+    """What an earlier start of this run has chosen last, by its log; None in a first start."""
+    if log is None or os.environ.get("PACELINE_RESTART", "0") in ("", "0"):
+        return None
+    found = None
+    for path in sorted(Path(log).glob(f"rank-{rank:03d}*.jsonl"), key=lambda path: path.stat().st_mtime):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            if '"choice": {' in line and line.endswith("}"):
+                found = json.loads(line)["choice"]
+    return found
+
+
 def rule_chooser_for(
-    rule: Rule, transport: Transport, owned: Owned, buffers: int, spent: Sequence[float], probes: bool
-) -> RuleChooser | None:
-    """The chooser of one of several workers; None under rules that no probe chooses.
+    rule: Rule, transport: Transport, model: ProbedModel, spent: Sequence[float], probes: bool, **known: Any
+) -> RuleChooser:
+    """The chooser of one of several workers, under a rule that a probe chooses.
 
     Args:
         rule: that was asked for.
-        buffers: elements of averaged buffers.
+        model: what is exchanged.
         spent: total seconds of computing, of waiting for other workers, and of exchanging; updated in place.
         probes: whether gradients can be exchanged.
+        known: `minibatches` and `earlier` of :class:`RuleChooser`.
     """
-    probe = rule.schedule.probe
-    if probe is None:
-        return None
-    model, steps = ProbedModel.of(rule, transport, owned, buffers), probe.steps
-    world, cluster = transport.world, transport.cluster
-    device = next(parameter.device for _, named in owned for _, parameter in named)
+    steps, world, cluster = rule.paced.probe.steps, transport.world, transport.cluster  # type: ignore[union-attr]
 
     def timer() -> ProbeTimer:
         if cluster is None or not cluster.timed:
-            return WallProbeTimer(spent, steps, device)
-        nbytes = model.gradient_bytes
-        return SimulatedProbeTimer(cluster.clock, world.rank, world.size, nbytes, model.chunks(rule), steps)
+            return WallProbeTimer(spent, steps)
+        return SimulatedProbeTimer(cluster.clock, world.rank, world.size, model.gradient_bytes, steps)
 
-    return RuleChooser(rule, timer, model, probes and (cluster is None or cluster.timed))
+    return RuleChooser(rule, timer, model, probes and (cluster is None or cluster.timed), **known)

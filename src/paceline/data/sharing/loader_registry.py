@@ -317,6 +317,15 @@ class LoaderRegistry(RunData):
         return self._leader is not None
 
     @property
+    def steps_of_pass(self) -> int | None:
+        """How many steps this worker makes in the active pass of the loader that it trains on; None if unknown."""
+        one = self._under_way.get(self._leader) if self._leader is not None and not self._leader.leased else None
+        if one is None or one.length is None:
+            return None
+        accumulated = (self._batches - one.batches_then) / max(1, self._made - one.steps_then)
+        return one.length // max(1, round(accumulated))
+
+    @property
     def leading(self) -> SharedLoader | None:
         """The shared loader in whose pass the optimizer steps, while that pass is active."""
         if self._leader not in self._under_way:
