@@ -208,8 +208,8 @@ def show(link: str, found: dict[str, Any]) -> None:
     )
 
 
-def parse() -> argparse.Namespace:
-    """The command line."""
+def parse(given: list[str] | None = None) -> argparse.Namespace:
+    """The command line, or what is given in its place."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--links", default=f"100,1000,10000,{LOOPBACK}", help="Mbit/s of each direction, comma between")
@@ -228,6 +228,7 @@ def parse() -> argparse.Namespace:
     add("--answer", default="", help=argparse.SUPPRESS)
     options = _quick.parse(
         parser,
+        given,
         links="1000",
         rules=["sync", "bmuf(period=4)"],
         parameters=200_000,

@@ -222,7 +222,7 @@ class PeriodController:
             why = ", and ".join([*([why] if why else []), f"a pass has {length} minibatches"])
         if timed or period != schedule.period:  # with other blocks other times are usual
             self._usual_s = self._until_s = None
-        self._restart()
+            self._restart()
         period = max(period, overlap)
         changes = {"period": period} | ({"overlap": overlap} if self._overlaps else {})
         same = (period, overlap) == (schedule.period, schedule.overlap)

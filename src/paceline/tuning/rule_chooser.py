@@ -10,8 +10,9 @@ checkpoint takes it over, whatever its number of workers, and so does one that i
     c = the median of the computing time of a step
     e = the least time of an exchange, without waiting for other workers
 
-The first step does not count, while connections are set up. Under a simulated clock an exchange is taken for a ring
-(:mod:`.period_controller`).
+The first step does not count, while connections are set up. Then the workers make further exchanges of that size, for
+`MORE_S`, because something else on a machine can disturb ten steps in a row. Under a simulated clock an exchange is
+taken for a ring (:mod:`.period_controller`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import torch
 
 from paceline.communication import Transport
 from paceline.communication.virtual.clock import Clock
@@ -109,6 +112,10 @@ class SimulatedProbeTimer(ProbeTimer):
         return exchange_s, median(self._clock.compute_s(self._rank, step) for step in steps)
 
 
+MORE_S, MORE = 0.5, 200
+"""Seconds of further exchanges, and the most of them."""
+MOST_ELEMENTS = 1 << 24
+"""Of a larger model a part is exchanged."""
 LEAST_ELEMENTS = 1 << 18
 """The least elements of a chunk (:mod:`paceline.update.engine.blocks.outer_state`)."""
 
@@ -119,6 +126,8 @@ class ProbedModel:
 
     Attributes:
         workers: N.
+        elements: of the trained parameters.
+        device: theirs.
         gradient_bytes: that rank 0 sends in an exchange of gradients, for the same choice on all workers.
         sizes: codec -> bytes of a block over those; one under the name "" where the codec is given.
         chunks: of an exchange of gradients that the backward pass hides; 1 on a CPU, which has to make both.
@@ -126,6 +135,8 @@ class ProbedModel:
     """
 
     workers: int
+    elements: int
+    device: torch.device
     gradient_bytes: int
     sizes: Mapping[str, float]
     chunks: int
@@ -144,10 +155,23 @@ class ProbedModel:
             rules = {codec: replace(rule, codec=codec_from_text(codec)) for codec in choices.LADDER}
         sent = {codec: block_bytes(one, world, owned, buffers, 0) for codec, one in rules.items()}
         kept = choices.worth_it(sent) if probe.codec else list(sent)
-        hides = cluster is not None or any(p.device.type != "cpu" for _, named in owned for _, p in named)
+        device = next(p.device for _, named in owned for _, p in named)
+        hides = cluster is not None or device.type != "cpu"
         chunks = max(1, min(rule.common.chunks, layout.numel // LEAST_ELEMENTS)) if hides else 1
         sizes = {codec: sent[codec] / max(1, gradients) for codec in kept}
-        return cls(world.size, gradients, sizes, chunks, kind_of(rule, owned))
+        return cls(world.size, layout.numel, device, gradients, sizes, chunks, kind_of(rule, owned))
+
+    def least_s(self, transport: Transport, least_s: float) -> float:
+        """The least time of an exchange of gradients, which takes about `least_s`; all workers call it together."""
+        elements = min(self.elements, MOST_ELEMENTS)
+        part = elements / max(1, self.elements)
+        x = torch.zeros(elements, device=transport.wire_device(self.device))
+        for _ in range(min(MORE, int(MORE_S / max(1e-9, least_s * part)))):
+            began = transport.now()
+            transport.all_reduce(x).wait()
+            float(x[0])  # waits for a device
+            least_s = min(least_s, (transport.now() - began) / part)
+        return least_s
 
 
 def kind_of(rule: Rule, owned: Owned) -> str:
@@ -189,6 +213,7 @@ class RuleChooser:
         self.began = self._steps = self._chosen_at = 0
         self._probing = probes
         self._timer = timer()
+        self._least_s: float | None = None  # of further exchanges, of the slowest worker
 
     @property
     def probing(self) -> bool:
@@ -252,9 +277,16 @@ class RuleChooser:
         if earlier is not None:
             self._take(Choice(**earlier), at)
             return
-        times = Measured(median(row[1] for row in measured), max(row[0] for row in measured))
+        times = Measured(median(row[1] for row in measured), self._least_s or max(row[0] for row in measured))
         times = replace(times, minibatches=choices.least_known(row[2] for row in measured))
         self._take(choices.choose(times, self.asked.paced, self._model.sizes, self._model.chunks), at)
+
+    def time_more(self, transport: Transport, rows: Sequence[Any]) -> None:
+        """Time further exchanges, together with all workers; `rows`: `measurements` of each."""
+        self._least_s = None
+        if transport.cluster is None and all(row and row[0] is not None for row in rows):
+            mine = self._model.least_s(transport, max(float(row[0]) for row in rows))
+            self._least_s = max(transport.gather_json(mine))
 
     def give_up(self, why: str, steps: int) -> None:
         """Begin blocks now, as if there had been no probe."""

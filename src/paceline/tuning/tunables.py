@@ -366,8 +366,8 @@ class Tunables:
     def _rule_state(self) -> dict[str, Any]:
         outer = {field: getattr(self.rule.outer, field) for field in OUTER if "gain" in self._of_rule()}
         schedule = self.rule.schedule
-        shown = {"period": schedule.period, OVERLAP: schedule.overlap, "outer": outer}
-        return shown | ({"codec": self._codec} if self._codec else {})
+        shown = {"period": schedule.period, "outer": outer} | ({"codec": self._codec} if self._codec else {})
+        return shown | ({OVERLAP: schedule.overlap} if schedule.follows_times else {})
 
     def _load_rule(self, saved: dict[str, Any]) -> None:
         schedule: Any = self.rule.schedule

@@ -336,6 +336,8 @@ class Tuner:
         )
         requests = [self._request(rank, row, mine) for rank, (rows, _) in enumerate(answers) for row in rows]
         verdicts = transport.gather_json([self._problem(one) for one in requests]) if requests else []
+        if self.measured.probing and self.measured.chooser is not None:
+            self.measured.chooser.time_more(transport, [row[1] for _, row in answers])
         return requests, verdicts, [row for _, row in answers]
 
     def decide(self, gathered: GatheredRequests) -> None:
