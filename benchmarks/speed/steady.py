@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does `auto` stand still? The same program by `paceline run`, on an idle machine and beside a load of 4.
+"""Does `auto` stand still, and does it choose well?
 
-`--idle` and `--loaded` runs of a small program on two workers, a `--long` one beside the load, and the time of `auto`
-over that of rules chosen by hand (`auto.py`) on each of `--links`. With `--add FILE` an earlier result is continued.
+It stands still where the same program, run by `paceline run` on two workers, gets the same rule each time: `--idle`
+runs on this machine as it is, `--loaded` ones beside four busy processes, and a `--long` one beside them.
 
-    python benchmarks/speed/steady.py [--idle 20] [--loaded 20] [--long 8000] [--links 1000,..] [--add FILE]
+It chooses well where no rule chosen by hand is faster, on links of several speeds. Each worker has a host of its own (a
+network namespace with a shaped cable to a switch; "loopback" is one host without any), and an emulated accelerator,
+whose computing is a timed wait: two cores could not compute for all workers, and a real model's computing would be
+slowed down by what is measured. Parameters, gradients and exchanges are real. On each link the same processes train
+under every rule in turn, round after round. A rule is attached anew, makes a block (`auto` its probe and its first
+blocks: `--settle` steps), and then whole blocks are timed, all workers together. A rule's figure is the median of the
+rounds. A rule is comparable with `auto` if it exchanges at least as often: longer blocks are faster and lose quality.
 
-The last line is a JSON object: `same_rule_idle` and `same_rule_loaded` (the share of runs that chose the most frequent
-rule), `changes_per_hour_loaded` (choices after the first), `auto_over_best` (the worst link); and of each run or link
-`idle`, `loaded`, `long` and `links`.
+    python benchmarks/speed/steady.py [--idle 20] [--loaded 20] [--long 6000] [--links 1000,loopback] [--add FILE]
+
+With `--add` an earlier result is continued. Links other than loopback need root. The last line is a JSON object:
+`same_rule_idle` and `same_rule_loaded` (the share of runs that got the most frequent rule), `changes_per_hour_loaded`
+(choices after the first), `auto_over_best` (time over that of the fastest comparable rule, on the worst link); and what
+they are made from, by run or link: `idle`, `loaded`, `long` and `links`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,9 +37,155 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
 import _quick
-import auto
+import torch
+from _emulate import emulated_model
+from _workers import Copy, is_quick
+from network import Meeting, _wait, plain_step, sgd, variables
 
 from paceline.observe.reports.read import read_run
+
+RULES = (
+    "sync",
+    "bmuf(period=4)",
+    "bmuf(period=16)",
+    "bmuf(period=64)",
+    "bmuf(period=4, overlap=4)",
+    "bmuf(period=16, overlap=16)",
+    "bmuf(period=64, overlap=64)",
+    "bmuf(period=4, overlap=4, codec='bf16')",
+    "bmuf(period=4, overlap=4, codec='int8')",
+    "bmuf(period=8, overlap=8, codec='int8')",
+    "bmuf(period=16, overlap=16, codec='int8')",
+    "diloco(period=16)",
+)
+AUTO = "auto"
+LOOPBACK = "loopback"
+
+
+# -- a worker ---------------------------------------------------------------------------------------------------------
+
+
+def measured(options: argparse.Namespace, meeting: Meeting, rule: str) -> dict[str, Any]:
+    """One training: seconds of a step after the start, of the start, and what `auto` chose."""
+    import paceline
+
+    compute_s = options.compute_ms / 1e3
+    torch.manual_seed(0)
+    model = emulated_model(options.parameters, 16, compute_s / 3, 2 * compute_s / 3)
+    optimizer = sgd(model)
+    run = paceline.attach(model, optimizer, rule, timeout_s=options.timeout)
+    step, first = plain_step(model, optimizer), options.settle if rule == AUTO else max(4, run.rule.schedule.period)
+    meeting.together()
+    began = perf_counter()
+    for _ in range(first):
+        step()
+    settled = perf_counter()
+    period = run.rule.schedule.period
+    steps = -(-options.steps // period) * period
+    meeting.together()
+    timed = perf_counter()
+    for _ in range(steps):
+        step()
+    step_s = meeting.longest((perf_counter() - timed) / steps)
+    meeting.together()
+    start_s = meeting.longest(settled - began) - first * step_s
+    meeting.together()
+    chose = f"{run.rule.text()}, period {run.rule.schedule.period}"
+    run.close()
+    return {"step_s": step_s, "start_s": start_s, "period": period, "chose": chose}
+
+
+def worker(options: argparse.Namespace) -> None:
+    """One rank on one link."""
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    meeting = Meeting(rank, size, os.environ["MASTER_ADDR"], options.timeout)
+    dist.init_process_group("gloo")
+    rows: dict[str, list[Any]] = {}
+    for number in range(options.rounds):
+        rules = [AUTO, *options.rules] if number % 2 == 0 else [*options.rules, AUTO]  # neither is always first
+        for rule in rules:
+            rows.setdefault(rule, []).append(measured(options, meeting, rule))
+            if rank == 0:
+                found = rows[rule][-1]
+                print(f"{rule:42} {1e3 * found['step_s']:8.2f} ms  {found['chose']}", file=sys.stderr, flush=True)
+    if rank == 0:
+        Path(options.answer).write_text(json.dumps(rows))
+    meeting.leave()
+    os._exit(0)
+
+
+# -- the links --------------------------------------------------------------------------------------------------------
+
+
+class Loopback:
+    """All workers on this host, without any emulation."""
+
+    def __enter__(self) -> Loopback:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def prefix(self, host: int) -> list[str]:
+        return []
+
+    def environment(self, host: int) -> dict[str, str]:
+        return {}
+
+    def address(self, host: int) -> str:
+        return "127.0.0.1"
+
+
+def on_link(link: str, options: argparse.Namespace) -> dict[str, list[Any]]:
+    """All rules on one link: rule -> what each round found."""
+    from devtools.emulation import EmulatedNetwork
+
+    network = Loopback() if link == LOOPBACK else EmulatedNetwork(options.workers, float(link), options.delay)
+    with network, tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer"
+        errors = [Path(folder) / f"err.{k}" for k in range(options.workers)]
+        processes = [_started(network, k, options, answer, errors[k]) for k in range(options.workers)]
+        try:
+            _wait(processes, errors, 60 * options.timeout)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        found: dict[str, list[Any]] = json.loads(answer.read_text())
+        return found
+
+
+def _started(network: Any, host: int, options: argparse.Namespace, answer: Path, errors: Path) -> Any:
+    names = ("parameters", "compute_ms", "steps", "settle", "rounds", "timeout")
+    arguments = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
+    command = [*network.prefix(host), sys.executable, str(Path(__file__).resolve()), "--worker", *arguments]
+    command += ["--answer", str(answer), *(word for rule in options.rules for word in ("--rule", rule))]
+    with errors.open("wb") as sink:
+        environment = variables(network, host, options.workers)
+        start = Copy if is_quick() else subprocess.Popen
+        return start(command, env=environment, stdout=subprocess.DEVNULL, stderr=sink)
+
+
+def judged(rows: dict[str, list[Any]]) -> dict[str, Any]:
+    """The figures of one link."""
+    step_s = {rule: statistics.median(one["step_s"] for one in found) for rule, found in rows.items()}
+    auto, period = step_s.pop(AUTO), max(one["period"] for one in rows[AUTO])
+    comparable = {rule: seconds for rule, seconds in step_s.items() if rows[rule][0]["period"] <= period} or step_s
+    best = min(comparable, key=lambda rule: comparable[rule])
+    return {
+        "auto_over_best": round(auto / comparable[best], 4),
+        "auto_over_all": round(auto / min(step_s.values()), 4),
+        "chose": [one["chose"] for one in rows[AUTO]],
+        "best": best,
+        "start_s": round(statistics.median(one["start_s"] for one in rows[AUTO]), 2),
+        "step_ms": {rule: [round(1e3 * one["step_s"], 2) for one in found] for rule, found in rows.items()},
+    }
+
+
+# -- runs of a program ------------------------------------------------------------------------------------------------
+
 
 PROGRAM = """
 import itertools, sys, torch
@@ -88,20 +245,43 @@ def same(runs: list[dict[str, Any]]) -> float:
     return round(Counter(one["rule"] for one in runs).most_common(1)[0][1] / len(runs), 3) if runs else 0.0
 
 
+# -- all of it --------------------------------------------------------------------------------------------------------
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--idle", type=int, default=20, help="runs")
+    add("--loaded", type=int, default=20, help="runs beside a load")
+    add("--long", type=int, default=6000, help="minibatches of one beside a load; 0 for none")
+    add("--minibatches", type=int, default=40, help="of each of the others")
+    add("--links", default="", help="Mbit/s of each direction, comma between")
+    add("--add", default="", help="an earlier result")
+    add("--workers", type=int, default=2)
+    add("--delay", type=float, default=0.1, help="from host to host, one way, ms")
+    add("--parameters", type=int, default=2_500_000)
+    add("--compute-ms", type=float, default=50.0, help="of the emulated accelerator, a step")
+    add("--steps", type=int, default=48, help="timed, at least")
+    add("--settle", type=int, default=64, help="steps before auto is timed")
+    add("--rounds", type=int, default=2)
+    add("--timeout", type=float, default=60.0, help="seconds of a wait")
+    add("--rule", dest="rules", action="append", help="in place of the rules that are tried")
+    add("--worker", action="store_true", help=argparse.SUPPRESS)
+    add("--answer", default="", help=argparse.SUPPRESS)
+    small = {"parameters": 200_000, "compute_ms": 4.0, "steps": 8, "settle": 48, "rounds": 1}
+    runs = {"idle": 1, "loaded": 0, "long": 0, "minibatches": 14, "links": LOOPBACK, "add": ""}
+    options = _quick.parse(parser, rules=["sync", "bmuf(period=4)"], **small, **runs)
+    options.rules = options.rules or list(RULES)
+    return options
+
+
 def main() -> None:
     """All parts that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, size, what in (
-        ("idle", 20, "runs"),
-        ("loaded", 20, "runs beside a load"),
-        ("long", 8000, "minibatches of one"),
-        ("minibatches", 40, "of each of the others"),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=size, help=what)
-    parser.add_argument("--links", default="", help="of auto.py, comma between")
-    parser.add_argument("--add", default="", help="an earlier result")
-    options = _quick.parse(parser, idle=1, loaded=0, long=0, minibatches=14, links=auto.LOOPBACK, add="")
-    quick = ["--quick"] if options.quick else ["--rounds", "2"]
+    options = parse()
+    if options.worker:
+        worker(options)
+        return
     parts: dict[str, Any] = {"idle": [], "loaded": [], "long": [], "links": {}}
     if options.add:
         parts = {name: json.loads(Path(options.add).read_text(encoding="utf-8"))[name] for name in parts}
@@ -109,7 +289,7 @@ def main() -> None:
     parts["loaded"] += beside_load([options.minibatches] * options.loaded, 4)
     parts["long"] += beside_load([options.long] if options.long else [], 4)
     for link in options.links.split(",") if options.links else ():
-        parts["links"][link] = auto.judged(auto.on_link(link, auto.parse(quick)), 20_000)
+        parts["links"][link] = judged(on_link(link, options))
     hours = sum(one["seconds"] for one in parts["long"]) / 3600
     figures = {
         "same_rule_idle": same(parts["idle"]),

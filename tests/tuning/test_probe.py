@@ -148,7 +148,7 @@ def test_the_log_and_the_report_say_it(tmp_path: Path, caplog: pytest.LogCapture
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("auto")]
     assert said == [f'auto: {line}. To repeat: --rule "{text}"']
     run = read_run(tmp_path / "log")
-    why = f"auto: {line.partition(': ')[2]}; the learning rate is 1.22 times one worker's"
+    why = f"auto: {line.partition(': ')[2]}, the learning rate 1.22 times one worker's"
     assert (run.rule, run.why) == (text, why)
     write_report(tmp_path / "log", tmp_path / "report")
     assert html.escape(why) in (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
@@ -289,7 +289,7 @@ def test_a_rate_that_is_not_the_programs_is_logged(
         paceline.simulate(program, 2, clock=clock(SLOW))
     assert not caplog.records
     logged = (tmp_path / "log" / "rank-000.jsonl").read_text()
-    assert (f'"why": "{why}; the learning rate is 1.22 times' in logged) == bool(why)
+    assert (f'"why": "{why}, the learning rate 1.22 times' in logged) == bool(why)
 
 
 @pytest.mark.parametrize("kind", ["two", "lbfgs", "scaler", "sparse", "arrays"])

@@ -42,9 +42,8 @@ from paceline.observe.sinks.dispatcher import Dispatcher
 from paceline.rules.rule import Rule
 from paceline.run import validation
 from paceline.run.hooks import Mistakes, StepHooks
-from paceline.tuning.period_controller import PeriodController, timer_for
 from paceline.tuning.request_files import RequestFiles
-from paceline.tuning.rule_chooser import ProbedModel, earlier_choice, kind_of, rule_chooser_for
+from paceline.tuning.rule_chooser import Measures, kind_of
 from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import MeasuredChoices, Tuner
 from paceline.update import server
@@ -573,31 +572,20 @@ def _tuner(
 ) -> Tuner:
     """The tuner, which changes settings during the run. `model` is as the program gave it; `together`: whether several
     processes make this worker's steps together."""
-    world, first, chooser, unprobed = transport.world, rule, None, ""
+    world, first, chooser, unprobed, probe = transport.world, rule, None, "", rule.schedule.probe
     exchanges = rule.exchanges_among(world.size) or settings.control is not None
-    follows = exchanges and rule.schedule.follows_times
-    buffers = buffer_elements(validation.without_ddp(model, rule, settings.group)) if follows else 0
-
-    def period_controller(rule: Rule, timed: bool) -> PeriodController:
-        timer = timer_for(rule, transport, owned, buffers, monitor.of_blocks)
-        overlaps = asked is not None and asked.overlap and rule.schedule.overlap > 0
-        return PeriodController(timer, lambda: loaders.steps_of_pass, timed, overlaps)
-
-    asked = rule.schedule.probe
-    if asked is not None and exchanges and settings.control is None and world.size > 1:
-        unprobed, probed = (
-            validation.why_unprobed(rule, model, owned, settings),
-            ProbedModel.of(rule, transport, owned, buffers),
-        )
-        earlier = earlier_choice(settings.log, world.rank)
-        known: dict[str, Any] = {"minibatches": lambda: loaders.steps_of_pass, "earlier": earlier}
-        chooser = rule_chooser_for(rule, transport, probed, monitor.spent, not unprobed, **known)
+    chooses = exchanges and (probe is not None or rule.schedule.follows_times)
+    buffers = buffer_elements(validation.without_ddp(model, rule, settings.group)) if chooses else 0
+    measures = Measures(transport, owned, buffers, monitor.spent, monitor.of_blocks, lambda: loaders.steps_of_pass)
+    if probe is not None and exchanges and settings.control is None and world.size > 1:
+        unprobed = validation.why_unprobed(rule, model, owned, settings)
+        chooser = measures.chooser(rule, settings.log, not unprobed)
         first = chooser.rule
     workers = len(set(world.hosts)) if first.settings.within else world.size
     tunables = Tunables([optimizer for optimizer, _ in owned], first, workers, together)
-    measured = MeasuredChoices(
-        tunables, chooser, unprobed, period_controller, kind_of(rule, owned) if follows else "bmuf"
-    )
+    controller = partial(measures.controller, overlaps=probe is not None and probe.overlap)
+    kind = kind_of(rule, owned) if chooses else ""
+    measured = MeasuredChoices(tunables, chooser, unprobed, controller, kind)
     if exchanges:
         measured.begin()
     each = world.size > 1 and not first.schedule.workers_meet

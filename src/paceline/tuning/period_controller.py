@@ -27,7 +27,6 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from paceline.communication import Transport
 from paceline.communication.virtual.clock import Clock
 from paceline.core.optimizer_state import Owned, moments
 from paceline.core.world import World
@@ -258,19 +257,3 @@ def block_bytes(rule: Rule, world: World, owned: Owned, buffers: int, rank: int)
             riding += len(moments(optimizer)) * sum(p.numel() for _, p in named)
     layout = Layout.of(tuple(p.shape) for _, named in owned for _, p in named)
     return bytes_per_block(rule, world.size, layout, buffers + riding, 0, rank=rank, hosts=world.hosts)
-
-
-def timer_for(rule: Rule, transport: Transport, owned: Owned, buffers: int, exchanged: Sequence[float]) -> Timer:
-    """The timer of a worker's blocks.
-
-    Args:
-        buffers: elements of averaged buffers.
-        exchanged: as for :class:`WallTimer`.
-    """
-    world, cluster = transport.world, transport.cluster
-    if cluster is None:
-        return WallTimer(exchanged)
-    if not cluster.timed:
-        return Timer()
-    nbytes = block_bytes(rule, world, owned, buffers, world.rank)
-    return SimulatedTimer(cluster.clock, world.rank, world.size, nbytes)

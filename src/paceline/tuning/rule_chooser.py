@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ import torch
 from paceline.communication import Transport
 from paceline.communication.virtual.clock import Clock
 from paceline.core.optimizer_state import Owned
+from paceline.core.world import World
 from paceline.rules import choice as choices
 from paceline.rules.choice import Choice, Measured
 from paceline.rules.codec import Layout, codec_from_text
@@ -38,32 +38,20 @@ from paceline.rules.recipes import sync
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Probe
 from paceline.rules.traffic import bytes_per_block
-from paceline.tuning.period_controller import Times, block_bytes, ring_s
+from paceline.tuning.period_controller import (
+    PeriodController,
+    SimulatedTimer,
+    Timer,
+    Times,
+    WallTimer,
+    block_bytes,
+    ring_s,
+)
 
 
-class ProbeTimer(ABC):
-    """Measures the steps of a probe on one worker."""
-
-    @abstractmethod
-    def stepped(self, steps: int) -> None:
-        """A step of the probe was made, of which this worker has made `steps`."""
-
-    @abstractmethod
-    def measured(self) -> Times | None:
-        """(e, c), seconds; None before the probe is over."""
-
-    def resumed(self, made: int, steps: int) -> None:  # noqa: B027
-        """Continue after `made` steps of the probe, and `steps` of this worker."""
-
-
-class WallProbeTimer(ProbeTimer):
-    """By the wall clock.
-
-    Args:
-        spent: total seconds of computing, of waiting for other workers, and of exchanging, up to the last exchange;
-            the monitor updates this list in place.
-        steps: of the probe.
-    """
+class WallProbeTimer:
+    """By the wall clock; `spent` are the monitor's total seconds of computing, waiting and exchanging, which it updates
+    in place, and `steps` those of the probe."""
 
     def __init__(self, spent: Sequence[float], steps: int) -> None:
         self._spent, self._steps = spent, steps
@@ -71,46 +59,38 @@ class WallProbeTimer(ProbeTimer):
         self._rows: list[Times] = []
 
     def stepped(self, steps: int) -> None:
+        """A step of the probe was made, of which this worker has made `steps`."""
         now = list(self._spent)
         computed_s, _, exchanged_s = (after - was for after, was in zip(now, self._before, strict=True))
         self._before = now
         self._rows.append((exchanged_s, computed_s))
 
     def measured(self) -> Times | None:
+        """(e, c), seconds; None before the probe is over."""
         if len(self._rows) < self._steps:
             return None
         return min(e for e, _ in self._rows[1:]), median(c for _, c in self._rows[1:])
 
 
-class SimulatedProbeTimer(ProbeTimer):
-    """By the simulated clock; a function of the clock and of the count of steps alone.
+class SimulatedProbeTimer:
+    """By the simulated clock, after `made` of `probe` steps; each worker sends `nbytes` in an exchange of gradients."""
 
-    Args:
-        clock: the cluster's.
-        rank: this worker.
-        workers: N.
-        nbytes: that this worker sends in an exchange of gradients.
-        steps: of the probe.
-    """
-
-    def __init__(self, clock: Clock, rank: int, workers: int, nbytes: int, steps: int) -> None:
-        self._clock, self._rank, self._workers, self._nbytes = clock, rank, workers, nbytes
-        self._probe = steps
-        self._made = self._steps = 0
+    def __init__(self, clock: Clock, world: World, nbytes: int, probe: int, made: int) -> None:
+        self._clock, self._world, self._nbytes, self._probe = clock, world, nbytes, probe
+        self._made = self._steps = made
 
     def stepped(self, steps: int) -> None:
         self._made, self._steps = self._made + 1, steps
 
-    def resumed(self, made: int, steps: int) -> None:
-        self._made, self._steps = made, steps
-
     def measured(self) -> Times | None:
         if self._made < self._probe:
             return None
-        steps = range(self._steps - self._probe + 1, self._steps)
-        exchange_s = min(ring_s(self._clock, self._rank, self._workers, self._nbytes, step) for step in steps)
-        return exchange_s, median(self._clock.compute_s(self._rank, step) for step in steps)
+        clock, rank, steps = self._clock, self._world.rank, range(self._steps - self._probe + 1, self._steps)
+        exchange_s = min(ring_s(clock, rank, self._world.size, self._nbytes, step) for step in steps)
+        return exchange_s, median(clock.compute_s(rank, step) for step in steps)
 
+
+ProbeTimer = WallProbeTimer | SimulatedProbeTimer
 
 MORE_S, MORE = 0.5, 200
 """Seconds of further exchanges, and the most of them."""
@@ -184,7 +164,7 @@ class RuleChooser:
 
     Args:
         asked: the rule that was asked for.
-        timer: makes a timer of the probe's steps.
+        timer: makes a timer of the probe's steps, of which so many were made before.
         model: what is exchanged.
         probes: whether gradients can be exchanged; else it begins with blocks.
         minibatches: returns how many this worker makes in a pass; None while it does not know.
@@ -200,19 +180,20 @@ class RuleChooser:
     def __init__(
         self,
         asked: Rule,
-        timer: Callable[[], ProbeTimer],
+        timer: Callable[[int], ProbeTimer],
         model: ProbedModel,
         probes: bool,
         minibatches: Callable[[], int | None] = lambda: None,
         earlier: Mapping[str, Any] | None = None,
     ) -> None:
         self.asked, self._new_timer, self._model, self.probes = asked, timer, model, probes
+        self._probe = asked.schedule.probe or Probe()
         self._minibatches, self._earlier = minibatches, earlier
         self.choice: Choice | None = None
         self.pending = self.gave_up = False
         self.began = self._steps = self._chosen_at = 0
         self._probing = probes
-        self._timer = timer()
+        self._timer = timer(0)
         self._least_s: float | None = None  # of further exchanges, of the slowest worker
 
     @property
@@ -236,12 +217,6 @@ class RuleChooser:
         if chosen is not None:
             return choices.chosen_rule(self.asked, chosen, at, self._model.kind)
         return replace(self.asked, schedule=self.asked.paced.probed()) if probing else choices.without_probe(self.asked)
-
-    @property
-    def _probe(self) -> Probe:
-        probe = self.asked.paced.probe
-        assert probe is not None
-        return probe
 
     # -- measuring --------------------------------------------------------------------------------
 
@@ -321,8 +296,7 @@ class RuleChooser:
         self._probing, self.pending = bool(saved["probing"]) and self.probes, False
         self.choice = Choice(**saved["choice"]) if saved["choice"] is not None else None
         self._chosen_at, self.began, self._steps = int(saved["at"]), int(saved["began"]), steps
-        self._timer = self._new_timer()
-        self._timer.resumed(steps - self.began, steps)
+        self._timer = self._new_timer(steps - self.began)
 
     def renew(self, steps: int) -> None:
         """Begin the probe after `steps` steps: the number of workers is another."""
@@ -331,33 +305,55 @@ class RuleChooser:
 
 def earlier_choice(log: str | Path | None, rank: int) -> dict[str, Any] | None:
     """What an earlier start of this run has chosen last, by its log; None in a first start."""
-    if log is None or os.environ.get("PACELINE_RESTART", "0") in ("", "0"):
-        return None
     found = None
-    for path in sorted(Path(log).glob(f"rank-{rank:03d}*.jsonl"), key=lambda path: path.stat().st_mtime):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            if '"choice": {' in line and line.endswith("}"):
-                found = json.loads(line)["choice"]
+    if log is not None and os.environ.get("PACELINE_RESTART", "0") != "0":
+        for path in sorted(Path(log).glob(f"rank-{rank:03d}*.jsonl"), key=lambda path: path.stat().st_mtime):
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                if '"choice": {' in line and line.endswith("}"):
+                    found = json.loads(line)["choice"]
     return found
 
 
-def rule_chooser_for(
-    rule: Rule, transport: Transport, model: ProbedModel, spent: Sequence[float], probes: bool, **known: Any
-) -> RuleChooser:
-    """The chooser of one of several workers, under a rule that a probe chooses.
+@dataclass(frozen=True)
+class Measures:
+    """What is measured on one worker.
 
-    Args:
-        rule: that was asked for.
-        model: what is exchanged.
-        spent: total seconds of computing, of waiting for other workers, and of exchanging; updated in place.
-        probes: whether gradients can be exchanged.
-        known: `minibatches` and `earlier` of :class:`RuleChooser`.
+    Attributes:
+        transport: to the other workers.
+        owned: the optimizers and their parameters.
+        buffers: elements of averaged buffers.
+        spent: total seconds of computing, of waiting and of exchanging; the monitor updates this list in place.
+        of_blocks: as for :class:`.period_controller.WallTimer`.
+        minibatches: returns how many this worker makes in a pass; None while it does not know.
     """
-    steps, world, cluster = rule.paced.probe.steps, transport.world, transport.cluster  # type: ignore[union-attr]
 
-    def timer() -> ProbeTimer:
-        if cluster is None or not cluster.timed:
-            return WallProbeTimer(spent, steps)
-        return SimulatedProbeTimer(cluster.clock, world.rank, world.size, model.gradient_bytes, steps)
+    transport: Transport
+    owned: Owned
+    buffers: int
+    spent: Sequence[float]
+    of_blocks: Sequence[float]
+    minibatches: Callable[[], int | None]
 
-    return RuleChooser(rule, timer, model, probes and (cluster is None or cluster.timed), **known)
+    def chooser(self, rule: Rule, log: str | Path | None, probes: bool) -> RuleChooser:
+        """Of a rule that a probe chooses; `probes`: whether gradients can be exchanged."""
+        probe, world, cluster = rule.schedule.probe, self.transport.world, self.transport.cluster
+        assert probe is not None
+        model = ProbedModel.of(rule, self.transport, self.owned, self.buffers)
+
+        def timer(made: int) -> ProbeTimer:
+            if cluster is None or not cluster.timed:
+                return WallProbeTimer(self.spent, probe.steps)
+            return SimulatedProbeTimer(cluster.clock, world, model.gradient_bytes, probe.steps, made)
+
+        probes = probes and (cluster is None or cluster.timed)
+        return RuleChooser(rule, timer, model, probes, self.minibatches, earlier_choice(log, world.rank))
+
+    def controller(self, rule: Rule, timed: bool, overlaps: bool) -> PeriodController:
+        """Of a rule whose period follows times, which have chosen it already if `timed`."""
+        world, cluster, timer = self.transport.world, self.transport.cluster, Timer()
+        if cluster is None:
+            timer = WallTimer(self.of_blocks)
+        elif cluster.timed:
+            nbytes = block_bytes(rule, world, self.owned, self.buffers, world.rank)
+            timer = SimulatedTimer(cluster.clock, world.rank, world.size, nbytes)
+        return PeriodController(timer, self.minibatches, timed, overlaps and rule.schedule.overlap > 0)

@@ -29,7 +29,6 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from paceline.errors import RuleError, UnsupportedError
-from paceline.rules.codec import codec_from_text
 from paceline.rules.rule import Rule
 from paceline.tuning.names import OF_RULES, Changes, checked, split
 
@@ -161,7 +160,6 @@ class Tunables:
     def __init__(self, optimizers: list[Optimizer], rule: Rule, workers: int, fixed: bool = False) -> None:
         self.rule, self.workers, self.fixed = rule, workers, fixed
         self.rates = Rates(optimizers)
-        self._codec = ""  # of a checkpoint from when elastic runs chose it; it stays
 
     # -- checking ---------------------------------------------------------------------------------
 
@@ -366,7 +364,7 @@ class Tunables:
     def _rule_state(self) -> dict[str, Any]:
         outer = {field: getattr(self.rule.outer, field) for field in OUTER if "gain" in self._of_rule()}
         schedule = self.rule.schedule
-        shown = {"period": schedule.period, "outer": outer} | ({"codec": self._codec} if self._codec else {})
+        shown = {"period": schedule.period, "outer": outer}
         return shown | ({OVERLAP: schedule.overlap} if schedule.follows_times else {})
 
     def _load_rule(self, saved: dict[str, Any]) -> None:
@@ -376,9 +374,7 @@ class Tunables:
             now = schedule.overlap
             moved = {} if saved.get(OVERLAP, now) == now else {OVERLAP: saved[OVERLAP]}
             schedule = replace(schedule, period=saved["period"], **moved)
-        self._codec = saved.get("codec", self._codec)
-        codec = codec_from_text(self._codec) if self._codec else self.rule.codec
-        self.rule = replace(self.rule, schedule=schedule, codec=codec, outer=replace(outer, **saved["outer"]))
+        self.rule = replace(self.rule, schedule=schedule, outer=replace(outer, **saved["outer"]))
 
     # -- checkpoints ------------------------------------------------------------------------------
 

@@ -119,8 +119,8 @@ class MeasuredChoices:
         """The rule under which a checkpoint was made, with its choice."""
         return self._tunables.rule if self.chooser is None else self.chooser.rule_of(saved)
 
-    def take(self) -> str | None:
-        """Continue with the rule that was chosen, if that has not taken effect yet; returns why, for display."""
+    def take(self) -> Choice | None:
+        """Continue with the rule that was chosen, if that has not taken effect yet."""
         chooser, chosen = self.chooser, self.chosen
         if chooser is None or chosen is None:
             return None
@@ -128,37 +128,39 @@ class MeasuredChoices:
         chooser.pending = False
         self._use(chooser)
         self._tunables.scale_rates(chooser.rate_factor)
-        factor = chooser.rate_factor * self._tunables.rates.common
         if self._tunables.rule.schedule.exchanges_blocks:
             self._keep_numbers(before, chooser.asked)
-        return f"{chosen.why}{_of_one(factor)}"
-
-    def line(self, why: str) -> str:
-        """What the user sees of a choice."""
-        rule = self._tunables.rule
-        why, _, rate = why.partition(OF_ONE)
-        rate = f", with {rate}" if rate and not rule.schedule.exchanges_blocks else ""
-        return f'auto: {in_short(rule, self._kind)}: {why}. To repeat: --rule "{self.text}"{rate}'
+        return chosen
 
     @property
     def text(self) -> str:
         """The present rule, as it can be asked for."""
         return named(self._tunables.rule, self._kind).text()
 
+    def line(self, why: str) -> str:
+        """What the user sees of a choice."""
+        rule = self._tunables.rule
+        rate = "" if rule.schedule.exchanges_blocks else self.rate
+        return f'auto: {in_short(rule, self._kind)}: {why}. To repeat: --rule "{self.text}"{rate}'
+
+    @property
+    def rate(self) -> str:
+        """The learning rate, where it is not the program's."""
+        factor = self._tunables.rates.common * (self.chooser.rate_factor if self.chooser is not None else 1.0)
+        return "" if factor == 1 else f", the learning rate {factor:.3g} times one worker's"
+
     def saved_choice(self) -> dict[str, Any] | None:
         """The present choice for the log, by which a run that is started again takes it; None without a probe."""
         choice, schedule = self.chooser.choice if self.chooser is not None else None, self._tunables.rule.schedule
-        if choice is None:
-            return None
-        return replace(choice, period=schedule.period, overlap=schedule.overlap).json()
+        return replace(choice, period=schedule.period, overlap=schedule.overlap).json() if choice is not None else None
 
+    @property
     def at_once(self) -> str:
         """That blocks begin at once, with a learning rate that is not the program's; empty if not so."""
-        if self.probing or (factor := self._tunables.rates.common) == 1:
-            return ""
         rule = self._tunables.rule
         why = f" without a probe: {self._unprobed}" if self._unprobed else ""
-        return f"blocks of {rule.schedule.period} minibatches{why}{_of_one(factor)}"
+        blocks = f"{rule.name}: blocks of {rule.schedule.period} minibatches{why}{self.rate}"
+        return blocks if self.rate and not self.probing else ""
 
     def _keep_numbers(self, before: Rule, asked: Rule) -> None:
         """Keep the numbers of the rule that were set during the probe."""
@@ -209,13 +211,6 @@ class MeasuredChoices:
             factors = [[number, one / factor] for number, one in knobs["factors"]]
             knobs = {"rule": knobs["rule"] if chooser is not None else None, "factors": factors}
         return knobs
-
-
-OF_ONE = "; the learning rate is "
-
-
-def _of_one(factor: float) -> str:
-    return "" if factor == 1 else f"{OF_ONE}{factor:.3g} times one worker's"
 
 
 logger = logging.getLogger("paceline")
@@ -386,27 +381,28 @@ class Tuner:
 
     def take_choice(self) -> Rule | None:
         """The rule that was chosen, if that has not taken effect yet; it does now."""
-        chosen, why = self.measured.chosen, self.measured.take()
-        if chosen is None or why is None:
+        chosen = self.measured.take()
+        if chosen is None:
             return None
         if not self.rule.schedule.exchanges_blocks:
             self._stack = []  # of numbers that this rule has not
-        self._tell_rule(why, chosen.blind)
+        self._tell_rule(chosen.why, chosen.blind)
         if self._world.rank == 0 and (codec := self.rule.arguments.get("codec")) in COSTS:
             logger.warning("auto: %s costs %s; in bf16 no exchange fits blocks of a good length", codec, COSTS[codec])
         return self.rule
 
     def note_rate(self) -> None:
         """At attach: log where the learning rate is not the program's and no choice of the rule will tell."""
-        if why := self.measured.at_once():
-            self._note("rule", rule=self.rule.text(), why=f"{self.rule.name}: {why}", total_minibatches=0)
+        if why := self.measured.at_once:
+            self._note("rule", rule=self.rule.text(), why=why, total_minibatches=0)
 
     def _tell_rule(self, why: str, blind: bool = False) -> None:
         """In one line, but for a `blind` choice, which times will change; and in the log."""
         measured, at = self.measured, self.place()[1]
         if self._world.rank == 0 and not blind:
             logger.warning("%s", measured.line(why))
-        self._note("rule", rule=measured.text, why=f"auto: {why}", choice=measured.saved_choice(), total_minibatches=at)
+        why = f"auto: {why}{measured.rate}"
+        self._note("rule", rule=measured.text, why=why, choice=measured.saved_choice(), total_minibatches=at)
 
     # -- applying ---------------------------------------------------------------------------------
 
