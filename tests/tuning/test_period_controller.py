@@ -73,9 +73,8 @@ def test_it_chooses_again_where_exchanges_take_three_times_as_long_for_a_minute(
     assert not any(go(controller, minute + 5))
     timer.times = (0.1 * factor, 0.2)
     assert go(controller, minute + 1) == [False] * minute + [bool(again)]
-    rows, schedule = [controller.measurements()], Paced(4, overlap=2)
-    found = controller.agree(rows, schedule)
-    assert found is None or found[0] == {"period": 4, "overlap": 2}
+    found = controller.agree([["times", 8.0, 1.0, None]], Paced(4, overlap=2))
+    assert found is not None and found[0] == {"period": 8, "overlap": 8}
     assert not any(go(controller, 2 * minute)), "this is usual now"
 
 
@@ -88,14 +87,6 @@ def test_a_slow_minute_with_one_usual_exchange_in_it_is_noise() -> None:
         assert not any(go(controller, int(LASTS_S) - 1))
         timer.times = (0.1, 0.2)
         assert not any(go(controller, 1))
-
-
-def test_another_network_has_another_overlap() -> None:
-    """An exchange of 8 minibatches at most: of 16, if it may take two or half of what was measured."""
-    rows: list[Any] = [["times", 8.0, 1.0, None]]
-    controller = PeriodController(Given(), probed=True, overlaps=True)
-    found = controller.agree(rows, Paced(4, overlap=2))
-    assert found is not None and found[0] == {"period": 8, "overlap": 8}
 
 
 def test_a_resume_goes_on_with_what_is_usual() -> None:
