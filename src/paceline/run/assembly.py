@@ -384,7 +384,15 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         monitor = Monitor(EventLog(settings.log, worker), transport, sinks.progress)
         loaders = LoaderRegistry(world, settings.seed, monitor.epoch, monitor.waited)
         mistakes = Mistakes(world, loaders, settings.data)
-        tuner = _tuner(rule, given, owned, settings, transport, monitor, loaders, together)
+        measures = Measures(
+            transport,
+            owned,
+            lambda: buffer_elements(validation.without_ddp(given, rule, settings.group)),
+            monitor.spent,
+            monitor.of_blocks,
+            lambda: loaders.steps_of_pass,
+        )
+        tuner = _tuner(rule, given, settings, measures, monitor, exchanges, together)
         on_error.callback(tuner.close)
         chosen = tuner.rule  # by a probe, where the rule has one
         progress = TrainingProgress(chosen.schedule, owned)
@@ -563,20 +571,16 @@ def take_apart(parts: RunParts) -> None:
 def _tuner(
     rule: Rule,
     model: Modules,
-    owned: Owned,
     settings: Settings,
-    transport: Transport,
+    measures: Measures,
     monitor: Monitor,
-    loaders: LoaderRegistry,
+    exchanges: bool,
     together: bool,
 ) -> Tuner:
     """The tuner, which changes settings during the run. `model` is as the program gave it; `together`: whether several
     processes make this worker's steps together."""
-    world, first, chooser, unprobed, probe = transport.world, rule, None, "", rule.schedule.probe
-    exchanges = rule.exchanges_among(world.size) or settings.control is not None
-    chooses = exchanges and (probe is not None or rule.schedule.follows_times)
-    buffers = buffer_elements(validation.without_ddp(model, rule, settings.group)) if chooses else 0
-    measures = Measures(transport, owned, buffers, monitor.spent, monitor.of_blocks, lambda: loaders.steps_of_pass)
+    world, owned, probe = measures.transport.world, measures.owned, rule.schedule.probe
+    first, chooser, unprobed = rule, None, ""
     if probe is not None and exchanges and settings.control is None and world.size > 1:
         unprobed = validation.why_unprobed(rule, model, owned, settings)
         chooser = measures.chooser(rule, settings.log, not unprobed)
@@ -584,7 +588,7 @@ def _tuner(
     workers = len(set(world.hosts)) if first.settings.within else world.size
     tunables = Tunables([optimizer for optimizer, _ in owned], first, workers, together)
     controller = partial(measures.controller, overlaps=probe is not None and probe.overlap)
-    kind = kind_of(rule, owned) if chooses else ""
+    kind = kind_of(rule, owned) if rule.name == "auto" else ""
     measured = MeasuredChoices(tunables, chooser, unprobed, controller, kind)
     if exchanges:
         measured.begin()

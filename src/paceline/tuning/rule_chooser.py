@@ -91,7 +91,6 @@ class SimulatedProbeTimer:
 
 
 ProbeTimer = WallProbeTimer | SimulatedProbeTimer
-
 MORE_S, MORE = 0.5, 200
 """Seconds of further exchanges, and the most of them."""
 MOST_ELEMENTS = 1 << 24
@@ -142,7 +141,7 @@ class ProbedModel:
         return cls(world.size, layout.numel, device, gradients, sizes, chunks, kind_of(rule, owned))
 
     def least_s(self, transport: Transport, least_s: float) -> float:
-        """The least time of an exchange of gradients, which takes about `least_s`; all workers call it together."""
+        """The least time of an exchange that takes about `least_s`; all workers call it together."""
         elements = min(self.elements, MOST_ELEMENTS)
         part = elements / max(1, self.elements)
         x = torch.zeros(elements, device=transport.wire_device(self.device))
@@ -321,7 +320,7 @@ class Measures:
     Attributes:
         transport: to the other workers.
         owned: the optimizers and their parameters.
-        buffers: elements of averaged buffers.
+        buffers: returns the elements of averaged buffers.
         spent: total seconds of computing, of waiting and of exchanging; the monitor updates this list in place.
         of_blocks: as for :class:`.period_controller.WallTimer`.
         minibatches: returns how many this worker makes in a pass; None while it does not know.
@@ -329,7 +328,7 @@ class Measures:
 
     transport: Transport
     owned: Owned
-    buffers: int
+    buffers: Callable[[], int]
     spent: Sequence[float]
     of_blocks: Sequence[float]
     minibatches: Callable[[], int | None]
@@ -338,7 +337,7 @@ class Measures:
         """Of a rule that a probe chooses; `probes`: whether gradients can be exchanged."""
         probe, world, cluster = rule.schedule.probe, self.transport.world, self.transport.cluster
         assert probe is not None
-        model = ProbedModel.of(rule, self.transport, self.owned, self.buffers)
+        model = ProbedModel.of(rule, self.transport, self.owned, self.buffers())
 
         def timer(made: int) -> ProbeTimer:
             if cluster is None or not cluster.timed:
@@ -354,6 +353,6 @@ class Measures:
         if cluster is None:
             timer = WallTimer(self.of_blocks)
         elif cluster.timed:
-            nbytes = block_bytes(rule, world, self.owned, self.buffers, world.rank)
+            nbytes = block_bytes(rule, world, self.owned, self.buffers(), world.rank)
             timer = SimulatedTimer(cluster.clock, world.rank, world.size, nbytes)
         return PeriodController(timer, self.minibatches, timed, overlaps and rule.schedule.overlap > 0)

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from paceline.errors import RuleError, UnsupportedError
-from paceline.rules.rule import Rule
+from paceline.rules.rule import RecipeCall, Rule
 from paceline.tuning.names import OF_RULES, Changes, checked, split
 
 Group = dict[str, Any]
@@ -239,6 +239,8 @@ class Tunables:
         schedule: Any = rule.schedule
         if "period" in changes:
             schedule = replace(schedule, **{name: changes[name] for name in ("period", OVERLAP) if name in changes})
+        if OVERLAP in changes:
+            rule = replace(rule, name=RecipeCall(rule.name, {**rule.arguments, **changes}))
         return replace(rule, schedule=schedule, outer=self._outer_with(rule, changes)) if changes else rule
 
     def _outer_with(self, rule: Rule, changes: Changes) -> Any:
