@@ -384,14 +384,9 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         monitor = Monitor(EventLog(settings.log, worker), transport, sinks.progress)
         loaders = LoaderRegistry(world, settings.seed, monitor.epoch, monitor.waited)
         mistakes = Mistakes(world, loaders, settings.data)
-        measures = Measures(
-            transport,
-            owned,
-            lambda: buffer_elements(validation.without_ddp(given, rule, settings.group)),
-            monitor.spent,
-            monitor.of_blocks,
-            lambda: loaders.steps_of_pass,
-        )
+        buffers = partial(_buffers_of, given, rule, settings)
+        times = monitor.spent, monitor.of_blocks
+        measures = Measures(transport, owned, buffers, *times, lambda: loaders.steps_of_pass)
         tuner = _tuner(rule, given, settings, measures, monitor, exchanges, together)
         on_error.callback(tuner.close)
         chosen = tuner.rule  # by a probe, where the rule has one
@@ -566,6 +561,10 @@ def take_apart(parts: RunParts) -> None:
         checkpointer.finish()  # a single worker finishes its pending write; peers see the closed connection
     context.monitor.close(parts.blocks)
     parts.sinks.close()
+
+
+def _buffers_of(model: Modules, rule: Rule, settings: Settings) -> int:
+    return buffer_elements(validation.without_ddp(model, rule, settings.group))
 
 
 def _tuner(
