@@ -10,8 +10,7 @@ least, of the steps the median. It asks for a look, in the header of its next ex
 
 After that exchange all workers gather all measurements, and each computes the same period, and overlap:
 
-    e = max_i e_i,    c = median_i c_i,    the period as in :mod:`paceline.rules.schedule.paced` without overlap, as in
-                                           :mod:`paceline.rules.choice` with one that a probe has chosen
+    e = max_i e_i,    c = median_i c_i,    and what :func:`paceline.rules.choice.hidden` makes of them
 
 The codec stays. Waiting for slower workers counts in neither: a longer period does not make them faster.
 
@@ -25,7 +24,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.communication.virtual.clock import Clock
 from paceline.core.optimizer_state import Owned, moments
@@ -42,31 +41,28 @@ SKIPPED = 2
 LEAST = 6
 """The number of blocks of a measurement."""
 FACTOR = 3.0
-"""So many times as long, or as short, is another network."""
 LASTS_S = 60.0
-"""And only after so many seconds."""
+"""So many times as long, or as short, for so many seconds, is another network."""
 
 Times = tuple[float, float]
 """(e, seconds of exchanging the model once; c, seconds of a minibatch)."""
 
 
-class Timer:
-    """Measures on one worker; by itself nothing: one machine runs all virtual workers, whose times mean nothing."""
+class Timer(Protocol):
+    """Measures blocks on one worker."""
 
     def stepped(self, blocks: int, steps: int) -> Times | None:
         """A step was made; `blocks` have been exchanged, and this worker has made `steps` minibatches. The times of the
         last blocks, where there are as many as a measurement has."""
-        return None
 
     def now(self) -> float:
         """Seconds."""
-        return 0.0
 
     def restart(self) -> None:
         """Forget all measurements."""
 
 
-class WallTimer(Timer):
+class WallTimer:
     """By the wall clock.
 
     Args:
@@ -104,7 +100,7 @@ class WallTimer(Timer):
         self._skip, self._blocks = SKIPPED, -1
 
 
-class SimulatedTimer(Timer):
+class SimulatedTimer:
     """By the simulated clock.
 
     Args:
@@ -120,6 +116,8 @@ class SimulatedTimer(Timer):
 
     def now(self) -> float:
         return self._now
+
+    def restart(self) -> None: ...
 
     def stepped(self, blocks: int, steps: int) -> Times | None:
         self._now += self._clock.compute_s(self._rank, steps)
@@ -141,7 +139,7 @@ class PeriodController:
     """One worker's measurements, and the agreement on a period.
 
     Args:
-        timer: of blocks.
+        timer: of blocks; None among virtual workers without a clock, whose times mean nothing.
         minibatches: returns how many this worker makes in a pass; None while it does not know.
         probed: whether a probe has chosen the rule.
         overlaps: whether the overlap follows, too.
@@ -152,7 +150,7 @@ class PeriodController:
 
     def __init__(
         self,
-        timer: Timer,
+        timer: Timer | None,
         minibatches: Callable[[], int | None] = lambda: None,
         probed: bool = False,
         overlaps: bool = False,
@@ -167,8 +165,8 @@ class PeriodController:
 
     def stepped(self, blocks: int, steps: int) -> None:
         """A step was made; `blocks` have been exchanged, and this worker has made `steps` minibatches."""
-        times = self._timer.stepped(blocks, steps)
-        if times is None:
+        times = self._timer.stepped(blocks, steps) if self._timer is not None else None
+        if times is None or self._timer is None:
             return
         self._times, now = times, self._timer.now()
         self._until_s = now + LASTS_S if self._until_s is None else self._until_s
@@ -178,22 +176,21 @@ class PeriodController:
         self._since = (now if self._since is None else self._since) if differs else None
 
     @property
-    def due(self) -> bool:
-        """Whether it is time to gather the measurements."""
-        return bool(self._looks_at())
-
-    def _looks_at(self) -> str:
-        """What a look is due at: "times" or the "length" of a pass."""
+    def due(self) -> str:
+        """What it is time to gather the measurements for: "times" or the "length" of a pass; empty if for nothing."""
         if self.held:
             return ""
-        lasts = self._since is not None and self._timer.now() - self._since >= LASTS_S
+        lasts = self._since is not None and self._timer is not None and self._timer.now() - self._since >= LASTS_S
         if lasts or (not self._settled and self._times is not None):
             return "times"
-        return "length" if not self._fitted and self._minibatches() is not None else ""
+        fits = self._fitted or not (
+            self._settled or self._timer is None
+        )  # else times and length are looked at together
+        return "length" if not fits and self._minibatches() is not None else ""
 
     def measurements(self) -> list[Any]:
-        """This worker's measurements as JSON values: what a look is due at, e and c or None, minibatches of a pass."""
-        return [self._looks_at(), *(self._times or (None, None)), self._minibatches()]
+        """This worker's measurements as JSON values: why they are due, e and c or None, minibatches of a pass."""
+        return [self.due, *(self._times or (None, None)), self._minibatches()]
 
     def agree(self, rows: Sequence[Any], schedule: Paced) -> tuple[Changes, str] | None:
         """(what changes, why), the same on every worker; None if the present period stays.
@@ -216,7 +213,8 @@ class PeriodController:
                 why += f", {times.exchange_s / self._usual_s:.2g} times as long as before"
         first = bool(timed) and not self._settled
         self._settled, self._fitted = self._settled or first, self._fitted or length is not None
-        if (most := most_minibatches(length, overlap if self._overlaps else schedule.pace.least)) < period:
+        hides = overlap if self._overlaps else schedule.pace.least if self._settled else 0
+        if (most := most_minibatches(length, hides)) < period:
             period, overlap = max(most, schedule.fragments), min(most, overlap)
             why = ", and ".join([*([why] if why else []), f"a pass has {length} minibatches"])
         if timed or period != schedule.period:  # with other blocks other times are usual
@@ -234,7 +232,8 @@ class PeriodController:
 
     def _restart(self) -> None:
         self._times = self._since = None
-        self._timer.restart()
+        if self._timer is not None:
+            self._timer.restart()
 
     # -- checkpoints ------------------------------------------------------------------------------
 

@@ -349,7 +349,8 @@ class Measures:
 
     def controller(self, rule: Rule, timed: bool, overlaps: bool) -> PeriodController:
         """Of a rule whose period follows times, which have chosen it already if `timed`."""
-        world, cluster, timer = self.transport.world, self.transport.cluster, Timer()
+        world, cluster = self.transport.world, self.transport.cluster
+        timer: Timer | None = None
         if cluster is None:
             timer = WallTimer(self.of_blocks)
         elif cluster.timed:
