@@ -230,14 +230,12 @@ class RuleChooser:
         """Whether it is time to gather the measurements."""
         if not self.probing or self._steps - self.began < self.asked.schedule.warmup:
             return False
-        return self._earlier is not None or self._timer.measured() is not None
+        return self._timer.measured() is not None
 
     def measurements(self) -> list[Any] | None:
         """This worker's measurements as JSON values; None before there are enough."""
         times = self._timer.measured() if self.probing else None
-        if not self.probing or (times is None and self._earlier is None):
-            return None
-        return [*(times or (None, None)), self._minibatches(), self._steps, self._earlier]
+        return None if times is None else [*times, self._minibatches(), self._steps, self._earlier]
 
     # -- choosing ---------------------------------------------------------------------------------
 
@@ -258,7 +256,7 @@ class RuleChooser:
     def time_more(self, transport: Transport, rows: Sequence[Any]) -> None:
         """Time further exchanges, together with all workers; `rows`: `measurements` of each."""
         self._least_s = None
-        if transport.cluster is None and all(row and row[0] is not None for row in rows):
+        if transport.cluster is None and all(rows):
             mine = self._model.least_s(transport, max(float(row[0]) for row in rows))
             self._least_s = max(transport.gather_json(mine))
 
