@@ -114,8 +114,8 @@ class Paced(EveryBlock):
         pace = self.pace
         if self.probe is not None:
             text = (
-                f"{self.probe.steps} timed synchronous steps, then as often as exchanges take {100 * pace.share:g} %: "
-                f"every step, or {pace.least} to {pace.longest}"
+                f"{self.probe.steps} timed synchronous steps, then every step where that takes {100 * pace.share:g} %, "
+                f"or {pace.least} to {pace.longest} minibatches"
             )
             return text if self.grow is None else f"{text}; {self.grow.describe()}"
         return (
