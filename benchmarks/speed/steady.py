@@ -30,8 +30,10 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
@@ -45,21 +47,19 @@ from network import Meeting, _wait, plain_step, sgd, variables
 from paceline.observe.reports.read import read_run
 
 RULES = (
-    "sync",
     "bmuf(period=4)",
-    "bmuf(period=16)",
-    "bmuf(period=64)",
     "bmuf(period=4, overlap=4)",
-    "bmuf(period=16, overlap=16)",
-    "bmuf(period=64, overlap=64)",
     "bmuf(period=4, overlap=4, codec='bf16')",
     "bmuf(period=4, overlap=4, codec='int8')",
-    "bmuf(period=8, overlap=8, codec='int8')",
+    "bmuf(period=16, overlap=16)",
     "bmuf(period=16, overlap=16, codec='int8')",
-    "diloco(period=16)",
 )
+WORKERS, DELAY_MS = 2, 0.1
+SIZES = {"parameters": 2_500_000, "compute_ms": 50.0, "steps": 48, "settle": 64, "timeout": 60.0}
+"""Computing is an emulated accelerator's, for a step; at least so many steps are timed, of auto after so many."""
 AUTO = "auto"
 LOOPBACK = "loopback"
+HERE = SimpleNamespace(prefix=lambda host: [], environment=lambda host: {}, address=lambda host: "127.0.0.1")
 
 
 # -- a worker ---------------------------------------------------------------------------------------------------------
@@ -108,9 +108,6 @@ def worker(options: argparse.Namespace) -> None:
         rules = [AUTO, *options.rules] if number % 2 == 0 else [*options.rules, AUTO]  # neither is always first
         for rule in rules:
             rows.setdefault(rule, []).append(measured(options, meeting, rule))
-            if rank == 0:
-                found = rows[rule][-1]
-                print(f"{rule:42} {1e3 * found['step_s']:8.2f} ms  {found['chose']}", file=sys.stderr, flush=True)
     if rank == 0:
         Path(options.answer).write_text(json.dumps(rows))
     meeting.leave()
@@ -120,33 +117,15 @@ def worker(options: argparse.Namespace) -> None:
 # -- the links --------------------------------------------------------------------------------------------------------
 
 
-class Loopback:
-    """All workers on this host, without any emulation."""
-
-    def __enter__(self) -> Loopback:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def prefix(self, host: int) -> list[str]:
-        return []
-
-    def environment(self, host: int) -> dict[str, str]:
-        return {}
-
-    def address(self, host: int) -> str:
-        return "127.0.0.1"
-
-
 def on_link(link: str, options: argparse.Namespace) -> dict[str, list[Any]]:
     """All rules on one link: rule -> what each round found."""
     from devtools.emulation import EmulatedNetwork
 
-    network = Loopback() if link == LOOPBACK else EmulatedNetwork(options.workers, float(link), options.delay)
-    with network, tempfile.TemporaryDirectory() as folder:
+    shaped: Any = nullcontext(HERE) if link == LOOPBACK else EmulatedNetwork(WORKERS, float(link), DELAY_MS)
+    with shaped as network, tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer"
-        errors = [Path(folder) / f"err.{k}" for k in range(options.workers)]
-        processes = [_started(network, k, options, answer, errors[k]) for k in range(options.workers)]
+        errors = [Path(folder) / f"err.{k}" for k in range(WORKERS)]
+        processes = [_started(network, k, options, answer, errors[k]) for k in range(WORKERS)]
         try:
             _wait(processes, errors, 60 * options.timeout)
         finally:
@@ -158,12 +137,10 @@ def on_link(link: str, options: argparse.Namespace) -> dict[str, list[Any]]:
 
 
 def _started(network: Any, host: int, options: argparse.Namespace, answer: Path, errors: Path) -> Any:
-    names = ("parameters", "compute_ms", "steps", "settle", "rounds", "timeout")
-    arguments = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
-    command = [*network.prefix(host), sys.executable, str(Path(__file__).resolve()), "--worker", *arguments]
-    command += ["--answer", str(answer), *(word for rule in options.rules for word in ("--rule", rule))]
+    given = json.dumps(vars(options) | {"answer": str(answer)})
+    command = [*network.prefix(host), sys.executable, str(Path(__file__).resolve()), "--worker", given]
     with errors.open("wb") as sink:
-        environment = variables(network, host, options.workers)
+        environment = variables(network, host, WORKERS)
         start = Copy if is_quick() else subprocess.Popen
         return start(command, env=environment, stdout=subprocess.DEVNULL, stderr=sink)
 
@@ -252,27 +229,19 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--idle", type=int, default=20, help="runs")
-    add("--loaded", type=int, default=20, help="runs beside a load")
-    add("--long", type=int, default=6000, help="minibatches of one beside a load; 0 for none")
-    add("--minibatches", type=int, default=40, help="of each of the others")
+    sizes = {"idle": 20, "loaded": 20, "long": 6000, "minibatches": 40}  # runs, and minibatches of the long and others
+    for name, size in sizes.items():
+        add(f"--{name}", type=int, default=size)
     add("--links", default="", help="Mbit/s of each direction, comma between")
     add("--add", default="", help="an earlier result")
-    add("--workers", type=int, default=2)
-    add("--delay", type=float, default=0.1, help="from host to host, one way, ms")
-    add("--parameters", type=int, default=2_500_000)
-    add("--compute-ms", type=float, default=50.0, help="of the emulated accelerator, a step")
-    add("--steps", type=int, default=48, help="timed, at least")
-    add("--settle", type=int, default=64, help="steps before auto is timed")
-    add("--rounds", type=int, default=2)
-    add("--timeout", type=float, default=60.0, help="seconds of a wait")
+    add("--rounds", type=int, default=2, help="of each link")
     add("--rule", dest="rules", action="append", help="in place of the rules that are tried")
-    add("--worker", action="store_true", help=argparse.SUPPRESS)
-    add("--answer", default="", help=argparse.SUPPRESS)
-    small = {"parameters": 200_000, "compute_ms": 4.0, "steps": 8, "settle": 48, "rounds": 1}
-    runs = {"idle": 1, "loaded": 0, "long": 0, "minibatches": 14, "links": LOOPBACK, "add": ""}
-    options = _quick.parse(parser, rules=["sync", "bmuf(period=4)"], **small, **runs)
+    add("--worker", default="", help=argparse.SUPPRESS)
+    small = {"parameters": 200_000, "compute_ms": 4.0, "steps": 8, "settle": 48}
+    runs = {"idle": 1, "loaded": 0, "long": 0, "minibatches": 14, "links": LOOPBACK, "add": "", "rounds": 1}
+    options = _quick.parse(parser, rules=["sync", "bmuf(period=4)"], **runs)
     options.rules = options.rules or list(RULES)
+    vars(options).update(SIZES | (small if options.quick else {}))
     return options
 
 
@@ -280,8 +249,7 @@ def main() -> None:
     """All parts that are asked for."""
     options = parse()
     if options.worker:
-        worker(options)
-        return
+        worker(argparse.Namespace(**json.loads(options.worker)))
     parts: dict[str, Any] = {"idle": [], "loaded": [], "long": [], "links": {}}
     if options.add:
         parts = {name: json.loads(Path(options.add).read_text(encoding="utf-8"))[name] for name in parts}
