@@ -47,7 +47,7 @@ TOOLS = {
 }
 """What a benchmark needs beside Python, by its folder and name."""
 ROOTED = (
-    *("speed/auto", "speed/forecast", "speed/network"),
+    *("speed/forecast", "speed/network"),
     *("faults/faults", "faults/sites", "seeds/way_in"),
 )
 """Benchmarks of network namespaces alone."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from paceline.rules import choice
 from tests.helpers import Place, Program, adam
 from tests.processes.together import all_here
 
@@ -71,6 +72,7 @@ def choose(directory: Path) -> None:
 
 
 if __name__ == "__main__":
+    choice.BLOCKS = 1  # that a pass should have
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     faulthandler.dump_traceback_later(180, exit=True)

@@ -15,9 +15,12 @@ from paceline.errors import RuleError
 from paceline.rules.choice import (
     LADDER,
     Choice,
-    ProbeTimes,
+    Measured,
     choose,
+    chosen_rule,
     has_probe,
+    most_minibatches,
+    rough,
     without_probe,
     worth_it,
 )
@@ -28,78 +31,97 @@ SGD = {"dense": 1.0, "bf16": 0.5, "int8": 0.25, "e3m0": 0.125}
 """Bytes of a block over those of gradients."""
 
 
-def times(gradient_s: float, exposed_s: float | None = None, sizes: dict[str, float] | None = None) -> ProbeTimes:
-    """Beside a second of computing."""
-    return ProbeTimes(1.0, gradient_s, exposed_s, {name: size * gradient_s for name, size in (sizes or SGD).items()})
-
-
-def what(gradient_s: float, exposed_s: float | None = None, schedule: Paced = AUTO, **more: Any) -> tuple[Any, ...]:
-    choice = choose(times(gradient_s, exposed_s, **more), schedule)
-    assert choice is not None
+def what(ratio: float, schedule: Paced = AUTO, sizes: Any = SGD, chunks: int = 1, of_pass: int | None = None) -> Any:
+    """(codec, period, overlap) where an exchange takes `ratio` times as long as computing."""
+    choice = choose(Measured(1.0, ratio, of_pass), schedule, sizes, chunks)
     return (choice.codec, choice.period, choice.overlap) if not choice.lockstep else ("lockstep",)
 
 
 # -- by hand -----------------------------------------------------------------------------------------------------------
 
 
-def test_synchronous_steps_stay_up_to_the_share() -> None:
-    """x / (x + 1) = 0.2 at a quarter of a second."""
-    fifth = Paced(4, pace=Pace(share=0.2), probe=Probe())
-    assert what(0.5, 0.25, fifth) == ("lockstep",)
-    assert what(0.5, 0.26, fifth) == ("dense", 4, 0)  # 0.5 / 4.5 = 11 %
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [
+        (0.002, ("lockstep",)),  # 1/128 at most
+        (0.02, ("dense", 4, 0)),  # 1/32 at most: 0.8 % of four minibatches
+        (0.1, ("dense", 4, 2)),
+        (2.0, ("dense", 4, 2)),
+        (2.1, ("bf16", 4, 4)),  # 8 at most, of which bf16 makes 4
+        (8.0, ("bf16", 4, 4)),
+        (32.0, ("bf16", 16, 16)),
+        (128.0, ("e3m0", 16, 16)),  # bf16 would need 64, int8 32
+        (1000.0, ("e3m0", 64, 64)),  # 256 would be needed
+    ],
+)
+def test_the_codecs_in_their_order(ratio: float, expected: tuple[Any, ...]) -> None:
+    assert what(ratio) == expected
+
+
+@given(st.integers(-4, 4), st.floats(0.51, 1.99), st.sampled_from([1, 8]))
+def test_a_factor_of_two_either_way_changes_nothing(power: int, noise: float, chunks: int) -> None:
+    """From the middle of a rough step."""
+    assert what(4.0**power * noise, chunks=chunks) == what(4.0**power, chunks=chunks)
+    assert rough(4.0**power * noise) == 2 * 4.0**power
+
+
+def test_synchronous_steps_stay_where_the_backward_pass_hides_exchanges() -> None:
+    """Eight chunks leave an eighth of 1/8 of a minibatch, 1.5 %; one leaves all of it."""
+    assert what(0.1, chunks=8) == ("lockstep",) and what(0.1, chunks=1) != ("lockstep",)
+    assert what(0.1, Paced(4, pace=Pace(share=0.2), probe=Probe())) == ("lockstep",)
+
+
+def test_of_adam_and_of_small_models_only_dense_is_left() -> None:
+    """Two of three numbers are moments, which no codec writes; a small exchange takes its time whatever it sends."""
+    assert worth_it({"dense": 3 << 20, "bf16": 5 << 19, "int8": 9 << 18, "e3m0": 17 << 17}) == ["dense"]
+    assert worth_it({name: int(size * 4e6) for name, size in SGD.items()}) == list(LADDER)
+    assert worth_it({name: int(size * 1e6) for name, size in SGD.items()}) == ["dense"]
+    assert what(1.0, sizes={"dense": 3.0}) == ("dense", 6, 6)
+    assert what(9.0, sizes={"dense": 3.0}) == ("dense", 64, 64)
+
+
+def test_a_given_overlap_stays() -> None:
+    """Of 2 minibatches 1 is left: 49 would be needed, for which 64 is the nearest power of four times 4."""
+    given_one = Paced(4, overlap=1, probe=Probe(overlap=False, codec=False))
+    assert what(2.0, given_one, {"": 1.0}) == ("", 64, 1)
 
 
 @pytest.mark.parametrize(
-    ("gradient_s", "expected"),
+    ("of_pass", "ratio", "expected"),
     [
-        (0.08, ("dense", 4, 0)),  # 0.08 * 49 = 3.92 minibatches
-        (0.082, ("dense", 4, 1)),  # 4.02: it is hidden instead
-        (3.2, ("dense", 4, 4)),  # 1.25 * 3.2 = 4
-        (3.3, ("bf16", 4, 3)),  # 1.25 * 1.65 = 2.06
-        (6.4, ("bf16", 4, 4)),
-        (6.5, ("int8", 4, 3)),  # 1.25 * 1.625 = 2.03
-        (12.8, ("int8", 4, 4)),
-        (25.6, ("int8", 8, 8)),
-        (25.7, ("e3m0", 8, 5)),  # 1.25 * 3.21 = 4.02: 6 minibatches would do, but 8 were enough for int8
-        (100.0, ("e3m0", 16, 16)),  # 15.6
-        (1000.0, ("e3m0", 64, 64)),  # 156 would be needed
+        (1000, 1.0, ("dense", 4, 2)),
+        (300, 1.0, ("dense", 3, 2)),
+        (10, 1.0, ("dense", 1, 1)),
+        (150, 5.0, ("bf16", 4, 4)),  # shorter blocks would wait
+        (20, 5.0, ("bf16", 2, 2)),
     ],
 )
-def test_the_rows_of_the_ladder(gradient_s: float, expected: tuple[str, int, int]) -> None:
-    assert what(gradient_s, 1.0) == expected
+def test_a_short_pass_shortens_blocks(of_pass: int, ratio: float, expected: tuple[Any, ...]) -> None:
+    assert what(ratio, of_pass=of_pass) == expected
+    assert most_minibatches(of_pass, 0) == max(1, of_pass // 100) and most_minibatches(None, 2) > 1000
 
 
-def test_of_adam_only_dense_is_left() -> None:
-    """Two of three numbers are moments, which no codec writes."""
-    adam = {name: 2 + round(1000 * size) for name, size in {"dense": 1, "bf16": 1, "int8": 1, "e3m0": 1}.items()}
-    assert worth_it(adam) == ["dense"]
-    assert worth_it({"dense": 3000, "bf16": 2500, "int8": 2250, "e3m0": 2125}) == ["dense"]
-    assert worth_it({name: int(1000 * size) for name, size in SGD.items()}) == [codec for codec, _ in LADDER]
-    assert what(9.0, None, sizes={"dense": 3.0}) == ("dense", 48, 34)  # 1.25 * 27
+def test_the_rule_can_be_asked_for_by_its_text() -> None:
+    asked = rule_from_text("auto(gain=2, share=0.1, codec='int8', beta1=None)")
+    for kind, more in (("bmuf", ""), ("bmuf_adam", ", beta1=None")):
+        rule = chosen_rule(asked, Choice(False, "", 8, 2, ""), 11, kind)
+        text = f"{kind}(period=8, codec='int8', overlap=2, warmup=11, rate_exponent=0.29, gain=2{more})"
+        assert rule.text() == text
+        again = rule_from_text(text)
+        assert (again.codec, again.outer, again.settings) == (rule.codec, rule.outer, rule.settings)
+    assert chosen_rule(asked, Choice(True, "", 1, 0, ""), 11, "bmuf").text() == "sync()"
 
 
 # -- a faster network --------------------------------------------------------------------------------------------------
 
 
-def quality(choice: Choice) -> tuple[int, int]:
-    """The loss of quality: the codec's row and the period."""
-    return (-1, 1) if choice.lockstep else ([codec for codec, _ in LADDER].index(choice.codec), choice.period)
-
-
-@given(
-    st.floats(1e-3, 10),
-    st.lists(st.floats(1e-6, 1e4), min_size=2, max_size=6),
-    st.floats(0, 1),
-    st.sampled_from([1, 3]),
-)
-def test_a_faster_network_never_costs_quality(step_s: float, exchanges: list[float], shown: float, dense: int) -> None:
-    """`shown` of an exchange is what no overlap hides."""
+@given(st.floats(1e-3, 10), st.lists(st.floats(1e-6, 1e4), min_size=2, max_size=6), st.sampled_from([1, 3]))
+def test_a_faster_network_never_costs_quality(step_s: float, exchanges: list[float], dense: int) -> None:
     found = []
     for gradient_s in sorted(exchanges):
-        blocks = {name: (dense - 1 + size) * gradient_s for name, size in SGD.items() if dense == 1 or name == "dense"}
-        choice = choose(ProbeTimes(step_s, gradient_s, max(shown * gradient_s, gradient_s - step_s), blocks), AUTO)
-        assert choice is not None
-        found.append(quality(choice))
+        sizes = {name: dense - 1 + size for name, size in SGD.items() if dense == 1 or name == "dense"}
+        choice = choose(Measured(step_s, gradient_s), AUTO, sizes, 8)
+        found.append((-1, 1) if choice.lockstep else (LADDER.index(choice.codec), choice.period))
     for faster, slower in pairwise(found):
         assert faster[0] <= slower[0] and faster[1] <= slower[1]
 

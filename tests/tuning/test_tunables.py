@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
 
 from paceline import rule_from_text
 from paceline.core.world import World
-from paceline.rules.codec import codec_from_text
 from paceline.tuning.names import flat
 from paceline.tuning.request_files import RequestFiles
 from paceline.tuning.tunables import Tunables
@@ -191,12 +190,3 @@ def test_a_rate_that_follows_the_workers_comes_on_top_and_is_no_setting(rate: An
     assert tuned.state()["factors"] == [[0, 3.0]]
     tuned.rates.common = 1.0
     assert moved(optimizer) == 0.75
-
-
-def test_a_codec_that_an_elastic_run_once_chose_stays() -> None:
-    first, second, third = (Tunables([], rule_from_text("auto"), 2) for _ in range(3))
-    assert "codec" not in first.state()["rule"]
-    first.load({"rule": {**first.state()["rule"], "codec": "int8"}, "factors": []})
-    first.restore(third.snapshot({"period": 8}))
-    second.load(first.state())
-    assert first.rule.codec == second.rule.codec == codec_from_text("int8") != third.rule.codec

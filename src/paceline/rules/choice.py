@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the recipe `auto` chooses from measured times.
 
-    synchronous steps    where  x / (x + c) <= share
-    else blocks          of the first row of `LADDER` whose periods suffice
+    r = e / c, rounded up to 2 * 4^k            e: seconds of a gradient exchange, c: of computing a minibatch
 
-x is what exchanging gradients during the backward pass keeps a worker beyond computing, c the time of a minibatch, e_k
-that of exchanging the whole model once under codec k. Under codec k the least period is
+    synchronous steps    where what the backward pass leaves of an exchange takes at most `share` of the time
+    else blocks          of the first codec of `LADDER` under which n = ceil(r * bytes / F) minibatches hide an exchange
+                         of the whole model, n being within the codec's bound; the last codec's bound is `longest`
 
-    tau_k = first                           without overlap, if  ceil(e_k (1 - share) / (share c)) <= first
-    tau_k = max(first, ceil(1.25 e_k / c))  else, with an overlap of ceil(1.25 e_k / (F c)) minibatches (F fragments)
+    overlap = max(n, first / 2)                 none where blocks of `first` keep exchanges at `share` without
+    period  = max(first, overlap), a simple number
 
-A row serves the periods from the row before up to its own bound, so neither the period nor the codec's loss ever falls
-where the network is slower. Losses of quality, from records/2026-11-21_codecs and records/2026-11-22_blocks (8
-workers): bf16 0.0 %, int8 -0.1 %, e3m0 +0.7 % of dense; a period of 8 +0.6 % and of 64 +4.0 % of period 1. So codecs of
-16 and 8 bits come before longer periods, and e3m0 before periods above twice the first. `one_bit` gradients are no row:
-they send more than `bmuf(period=8, codec='int8')` (16.6 and 11.6 MB there) and end higher (1.658 and 1.613).
+r is rough, so that runs repeat: from the middle of a step a factor of two either way changes nothing. `bytes` are a
+block's over those of gradients, which depend on the model alone; F is the number of fragments.
 
-A codec that saves less than a third of the bytes of the row before is no candidate. That is all of them for Adam, whose
-moments, two thirds of what is sent, are always dense.
+Losses of quality, from records/2026-11-21_codecs and records/2026-11-22_blocks (8 workers): bf16 0.0 %, int8 -0.1 %,
+e3m0 +0.7 % of dense; a period of 8 +0.6 % and of 64 +4.0 % of period 1. So bf16 comes before periods above `first`, and
+codecs of 8 and 4 bits come where bf16 does not fit periods up to `GOOD` times that. A codec that saves less than a
+third of the bytes of the one before is no candidate. That is all of them for Adam, whose moments, two thirds of what is
+sent, are always dense; and for small models, whose exchanges take the same time whatever they send.
+
+Where the length of a pass is known, the period leaves `BLOCKS` blocks in it, or in ten passes where shorter blocks
+would wait for exchanges.
 
 Source: ours.
 """
@@ -25,7 +28,7 @@ Source: ours.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -34,44 +37,54 @@ from paceline.rules.outer import Average
 from paceline.rules.payload import Gradient
 from paceline.rules.rule import RecipeCall, Rule
 from paceline.rules.schedule import EveryStep, Paced
+from paceline.rules.schedule.growth import RATE_EXPONENT
 from paceline.rules.schedule.paced import least_period, simple
 
-LADDER = (("dense", 1), ("bf16", 1), ("int8", 2), ("e3m0", None))
-"""(codec, the longest period that it serves, in multiples of the first), from the least loss of quality to the
-greatest; None for the longest of all."""
-MARGIN = 1.25
-"""An overlapped exchange has a quarter more time than it was measured to take."""
+LADDER = ("dense", "bf16", "int8", "e3m0")
+"""Codecs from the least loss of quality to the greatest."""
+COSTS = {"int8": "nothing that was measured (-0.1 % of the loss)", "e3m0": "0.7 % of the loss (0 to 1.4 %)"}
+GOOD = 4
+"""The longest good period, in multiples of the first: longer ones cost more than codecs of 4 bits."""
 WORTH = 2 / 3
-"""A codec's bytes over those of the row before, at most."""
+"""A codec's bytes over those of the one before, at most."""
+SMALL = 1 << 20
+"""Bytes of a block below which no codec makes an exchange faster."""
+BLOCKS = 100
+"""That a pass should have: with few, block momentum does not come into effect."""
 BACKWARD = 2 / 3
 """Share of a step in which gradients can be sent (:mod:`paceline_plugins.forecast.planner.workload`)."""
-HOPELESS = 2.0
-"""Where exchanging gradients takes so many times as long as computing, no overlap hides it."""
 OF_SYNC = ("dimensions", "reproducible", "chunks")
 """Settings of `auto` that `sync` has, too."""
+OWN = ("share", "first", "longest", "probe", "sync_rate")
+"""Settings of `auto` that `bmuf` has not."""
 
 
 @dataclass(frozen=True)
-class ProbeTimes:
+class Measured:
     """What the workers have measured together.
 
     Attributes:
         step_s: c, seconds of computing a minibatch, of the usual worker.
-        gradient_s: of exchanging gradients after the backward pass, of the slowest worker.
-        exposed_s: x, that exchanging them during the pass keeps a worker, of the slowest; None before it is measured.
-        block_s: codec -> e, of exchanging the whole model once, of the slowest worker; in the order of `LADDER`, or
-            one under the name "" where the codec is given.
+        exchange_s: e, of exchanging gradients, or the model in blocks, of the slowest worker.
+        minibatches: that a worker makes in a pass; None if unknown.
     """
 
     step_s: float
-    gradient_s: float
-    exposed_s: float | None
-    block_s: Mapping[str, float]
+    exchange_s: float
+    minibatches: int | None = None
 
     @property
-    def hopeless(self) -> bool:
-        """Whether exchanging gradients during the pass need not be tried."""
-        return self.gradient_s > HOPELESS * self.step_s
+    def exact(self) -> float:
+        return self.exchange_s / self.step_s if self.step_s > 0 else math.inf
+
+    @property
+    def ratio(self) -> float:
+        """r, rough."""
+        return rough(self.exact)
+
+    @property
+    def words(self) -> str:
+        return f"takes {in_seconds(self.exchange_s)} beside {in_seconds(self.step_s)} of computing"
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,7 @@ class Choice:
         period: of the first blocks.
         overlap: of blocks.
         why: in one sentence.
+        blind: whether it was chosen without times.
     """
 
     lockstep: bool
@@ -91,108 +105,138 @@ class Choice:
     period: int
     overlap: int
     why: str
+    blind: bool = False
 
     def json(self) -> dict[str, Any]:
         """For a checkpoint."""
         return asdict(self)
 
 
+def rough(ratio: float) -> float:
+    """The least 2 * 4^k that is no less.
+
+    >>> rough(0.6), rough(1.0), rough(2.0), rough(2.1)
+    (2.0, 2.0, 2.0, 8.0)
+    """
+    return 2.0 * 4.0 ** math.ceil(math.log(min(max(ratio, 1e-4), 1e4) / 2, 4) - 1e-9)
+
+
 def worth_it(bytes_of: Mapping[str, int]) -> list[str]:
     """The codecs among which is chosen, in the order of `LADDER`; `bytes_of`: what a worker sends for a block."""
-    kept = [LADDER[0][0]]
-    for codec, _ in LADDER[1:]:
+    kept = [LADDER[0]]
+    for codec in LADDER[1:] if bytes_of[LADDER[0]] > SMALL else ():
         if bytes_of[codec] <= WORTH * bytes_of[kept[-1]]:
             kept.append(codec)
     return kept
 
 
-def choose(times: ProbeTimes, schedule: Paced) -> Choice | None:
-    """The choice; None where the times do not suffice.
+def exposed_s(gradient_s: float, chunks: int, step_s: float) -> float:
+    """What the backward pass leaves of an exchange of gradients in evenly spaced chunks."""
+    return max(gradient_s / chunks, gradient_s - (1 - 1 / chunks) * BACKWARD * step_s)
+
+
+def choose(times: Measured, schedule: Paced, sizes: Mapping[str, float], chunks: int) -> Choice:
+    """The choice, the same for the same arguments.
 
     >>> from paceline.rules.schedule import Probe
-    >>> choice = choose(ProbeTimes(0.1, 0.8, None, {"dense": 0.8, "int8": 0.2}), Paced(probe=Probe()))
-    >>> choice.codec, choice.period, choice.overlap
-    ('int8', 4, 3)
+    >>> choice = choose(Measured(0.1, 0.8), Paced(probe=Probe()), {"dense": 1.0, "bf16": 0.5}, 1)
+    >>> choice.codec, choice.period, choice.overlap, choice.why
+    ('bf16', 4, 4, 'a gradient exchange takes 0.8 s beside 0.1 s of computing')
 
     Args:
-        times: the same on all workers.
+        times: of exchanging gradients.
         schedule: that was asked for; it has a probe.
+        sizes: codec -> bytes of a block over those of gradients, in the order of `LADDER`, or one under the name ""
+            where the codec is given.
+        chunks: of an exchange of gradients that the backward pass hides; 1 if it hides none.
     """
-    limit = f"(limit {100 * schedule.pace.share:g} %)"
-    if not times.hopeless:
-        if times.exposed_s is None:
-            return None
-        if times.exposed_s * (1 - schedule.pace.share) <= schedule.pace.share * times.step_s:
-            because = f"exchanging gradients keeps a worker for {in_seconds(times.exposed_s)}"
-            why = f"synchronous steps: {because} beside {in_seconds(times.step_s)} of computing {limit}"
-            return Choice(True, "", 1, 0, why)
-    codec, period, overlap = _blocks(times, schedule)
-    because = f"a gradient exchange takes {in_seconds(times.gradient_s)}"
-    if not times.hopeless and times.exposed_s is not None:
-        because = f"exchanging gradients keeps a worker for {in_seconds(times.exposed_s)}"
-    kind = f"blocks of {period} minibatches{_written(codec)}, {_hidden(overlap)}"
-    why = f"{kind}: {because} beside {in_seconds(times.step_s)} of computing {limit}"
-    return Choice(False, codec, period, overlap, why)
-
-
-def _blocks(times: ProbeTimes, schedule: Paced) -> tuple[str, int, int]:
-    """Codec, period and overlap."""
-    bounds, pace = dict(LADDER), schedule.pace
-    names = list(times.block_s)
+    why, pace = f"a gradient exchange {times.words}", schedule.pace
+    if exposed_s(times.ratio, chunks, 1.0) * (1 - pace.share) <= pace.share:
+        return Choice(True, "", 1, 0, why)
     least, chosen = pace.least, ("", 0, 0)
-    for codec, block_s in times.block_s.items():
-        bound = bounds.get(codec)
-        most = pace.longest if bound is None or codec == names[-1] else min(bound * pace.least, pace.longest)
-        period, overlap = _least(block_s, times.step_s, schedule)
-        chosen = (codec, max(least, min(period, pace.longest)), min(overlap, pace.longest))
-        if period <= most:
+    for codec, size in sizes.items():
+        bound = pace.least if codec == "dense" else min(GOOD * pace.least, pace.longest)
+        bound = pace.longest if codec == list(sizes)[-1] else bound
+        period, overlap = hidden(times, size, schedule, schedule.probe is not None and schedule.probe.overlap)
+        chosen = codec, max(least, period), overlap
+        if period <= bound:
             break
-        least = max(least, most)
+        least = max(least, bound)
     codec, period, overlap = chosen
-    return codec, max(period, overlap), overlap
+    most = most_minibatches(times.minibatches, overlap, schedule.fragments)
+    if most < period:
+        why += f", and a pass has {times.minibatches} minibatches"
+    return Choice(False, codec, min(period, most), min(overlap, most), why)
 
 
-def _least(block_s: float, step_s: float, schedule: Paced) -> tuple[int, int]:
-    """(the least period, its overlap) under one codec."""
-    first = schedule.pace.least
-    assert schedule.probe is not None
-    if step_s <= 0:
-        return schedule.pace.longest, schedule.overlap
-    if not schedule.probe.overlap:
-        return schedule.period_for(max(0.0, block_s - schedule.overlap * step_s), step_s), schedule.overlap
-    if least_period(block_s, step_s, schedule.pace.share) <= first:
-        return first, 0
-    period = max(first, simple(max(1, math.ceil(MARGIN * block_s / step_s))))
-    return period, math.ceil(MARGIN * block_s / (schedule.fragments * step_s))
+def hidden(times: Measured, size: float, schedule: Paced, overlaps: bool) -> tuple[int, int]:
+    """(period, overlap) where an exchange takes `size` times as long; `overlaps`: whether the overlap follows."""
+    pace, given = schedule.pace, schedule.overlap
+    if not overlaps:
+        left = schedule.fragments * max(0.0, times.exact * size / schedule.fragments - given)
+        return max(schedule.period_for(left, 1.0), given), given
+    if least_period(times.ratio * size, 1.0, pace.share) <= pace.least:
+        return pace.least, 0
+    need = math.ceil(times.ratio * size / schedule.fragments - 1e-9)
+    overlap = min(max(need, pace.least // 2), pace.longest)
+    return pace.bounded(simple(max(1, overlap))), overlap
 
 
-def chosen_rule(rule: Rule, choice: Choice, steps: int) -> Rule:
+def most_minibatches(of_pass: int | None, hides: int, fragments: int = 1) -> int:
+    """The longest period for passes of that length; `hides`: minibatches that hide an exchange.
+
+    >>> most_minibatches(10, 2), most_minibatches(150, 2), most_minibatches(150, 8), most_minibatches(1000, 2)
+    (1, 2, 8, 10)
+    """
+    if of_pass is None:
+        return 1 << 30
+    return max(fragments, of_pass // BLOCKS, min(hides, 10 * of_pass // BLOCKS))
+
+
+def chosen_rule(rule: Rule, choice: Choice, steps: int, kind: str) -> Rule:
     """The rule that a choice means.
 
     Args:
         rule: that was asked for.
         choice: what was chosen.
         steps: synchronous steps before it.
+        kind: "bmuf" or "bmuf_adam", by which it can be asked for.
     """
     if choice.lockstep:
         same = {name: value for name, value in rule.arguments.items() if name in OF_SYNC}
         name = RecipeCall("sync", same)
         return Rule(EveryStep(), Gradient(), Dense(), rule.common, Average(), name=name)
-    pace = rule.paced.pace
-    schedule = replace(
-        rule.paced,
-        period=choice.period,
-        warmup=steps,
-        overlap=choice.overlap,
-        pace=replace(pace, least=max(pace.least, choice.overlap), longest=max(pace.longest, choice.overlap)),
-        probe=None,
-    )
-    settings = {**rule.arguments, "probe": 0, "overlap": choice.overlap}
-    if choice.overlap > pace.least:
-        settings["first"] = choice.overlap
+    schedule = replace(rule.paced, period=choice.period, warmup=steps, overlap=choice.overlap, probe=None)
+    arguments = dict(rule.arguments)
     if choice.codec:
-        rule, settings["codec"] = replace(rule, codec=codec_from_text(choice.codec)), choice.codec
-    return replace(rule, schedule=schedule, name=RecipeCall(rule.name, settings))
+        rule, arguments["codec"] = replace(rule, codec=codec_from_text(choice.codec)), choice.codec
+    return named(replace(rule, schedule=schedule, name=RecipeCall(kind, arguments)), kind)
+
+
+def named(rule: Rule, kind: str) -> Rule:
+    """The same blocks, by the name under which they can be asked for."""
+    return replace(rule, name=RecipeCall(kind, as_blocks(rule, kind))) if rule.schedule.exchanges_blocks else rule
+
+
+def as_blocks(rule: Rule, kind: str) -> dict[str, Any]:
+    """The arguments by which the recipe `kind` makes the same blocks as a rule of `auto`."""
+    schedule, given = rule.schedule, rule.arguments
+    now: dict[str, Any] = {"period": schedule.period, "codec": given.get("codec") or "dense"}
+    now |= {"overlap": schedule.overlap, "warmup": schedule.warmup}
+    without = {"codec": "dense", "overlap": 0, "warmup": 0}
+    kept = {name: value for name, value in now.items() if without.get(name) != value}
+    rest = {"rate_exponent": RATE_EXPONENT} | {name: given[name] for name in given if name not in (*OWN, *now)}
+    if kind == "bmuf":
+        rest.pop("beta1", None)
+    return kept | rest
+
+
+def in_short(rule: Rule, kind: str) -> str:
+    """The numbers that were chosen, as `bmuf(period=8, codec='bf16', overlap=2)`."""
+    if not rule.schedule.exchanges_blocks:
+        return str(rule.name)
+    shown = {name: value for name, value in as_blocks(rule, kind).items() if name in ("period", "codec", "overlap")}
+    return f"{kind}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 def without_probe(rule: Rule) -> Rule:
@@ -205,30 +249,9 @@ def has_probe(rule: Rule) -> bool:
     return rule.schedule.probe is not None
 
 
-def merged(rows: Sequence[Sequence[Any]]) -> tuple[float, float, float | None, list[float]]:
-    """(c, gradient_s, x, e of each codec) of all workers: the usual step and the slowest exchanges.
-
-    Args:
-        rows: of each worker that has measured: its own.
-    """
-    steps = sorted(float(row[0]) for row in rows)
-    middle = len(steps) // 2
-    step_s = steps[middle] if len(steps) % 2 else (steps[middle - 1] + steps[middle]) / 2
-    exposed = [row[2] for row in rows]
-    return (
-        step_s,
-        max(float(row[1]) for row in rows),
-        None if any(one is None for one in exposed) else max(float(one) for one in exposed),
-        [max(column) for column in zip(*(row[3] for row in rows), strict=True)],
-    )
-
-
-def _hidden(overlap: int) -> str:
-    return f"overlapped by {overlap}" if overlap else "not overlapped"
-
-
-def _written(codec: str) -> str:
-    return f", {codec}" if codec else ""
+def least_known(lengths: Iterable[int | None]) -> int | None:
+    """The fewest minibatches of a pass on any worker; None if no worker knows."""
+    return min((one for one in lengths if one is not None), default=None)
 
 
 def in_seconds(seconds: float) -> str:

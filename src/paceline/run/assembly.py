@@ -42,9 +42,8 @@ from paceline.observe.sinks.dispatcher import Dispatcher
 from paceline.rules.rule import Rule
 from paceline.run import validation
 from paceline.run.hooks import Mistakes, StepHooks
-from paceline.tuning.period_controller import PeriodController, period_controller_for
 from paceline.tuning.request_files import RequestFiles
-from paceline.tuning.rule_chooser import rule_chooser_for
+from paceline.tuning.rule_chooser import Measures, kind_of
 from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import MeasuredChoices, Tuner
 from paceline.update import few_blocks, server
@@ -385,7 +384,10 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         monitor = Monitor(EventLog(settings.log, worker), transport, sinks.progress)
         loaders = LoaderRegistry(world, settings.seed, monitor.epoch, monitor.waited)
         mistakes = Mistakes(world, loaders, settings.data)
-        tuner = _tuner(rule, given, owned, settings, transport, monitor, exchanges, together)
+        buffers = partial(_buffers_of, given, rule, settings)
+        times = monitor.spent, monitor.of_blocks
+        measures = Measures(transport, owned, buffers, *times, lambda: loaders.steps_of_pass)
+        tuner = _tuner(rule, given, settings, measures, monitor, exchanges, together)
         on_error.callback(tuner.close)
         chosen = tuner.rule  # by a probe, where the rule has one
         progress = TrainingProgress(chosen.schedule, owned)
@@ -482,7 +484,7 @@ def start(parts: RunParts, run: Any) -> None:
     # a worker that joins may have taken over tuned settings
     text = context.rule.text() if parts.membership is not None else parts.state.rule_text
     context.monitor.attached(text, elements, buffer_elements(context.model))
-    context.tuner.tell_rate()
+    context.tuner.note_rate()
 
 
 def resume_run(parts: RunParts, path: str | Path | None) -> bool:
@@ -562,33 +564,32 @@ def take_apart(parts: RunParts) -> None:
     parts.sinks.close()
 
 
+def _buffers_of(model: Modules, rule: Rule, settings: Settings) -> int:
+    return buffer_elements(validation.without_ddp(model, rule, settings.group))
+
+
 def _tuner(
     rule: Rule,
     model: Modules,
-    owned: Owned,
     settings: Settings,
-    transport: Transport,
+    measures: Measures,
     monitor: Monitor,
     exchanges: bool,
     together: bool,
 ) -> Tuner:
     """The tuner, which changes settings during the run. `model` is as the program gave it; `together`: whether several
     processes make this worker's steps together."""
-    world, first, chooser, unprobed = transport.world, rule, None, ""
-
-    def buffers() -> int:
-        return buffer_elements(validation.without_ddp(model, rule, settings.group))
-
-    def period_controller(rule: Rule) -> PeriodController | None:
-        return period_controller_for(rule, transport, owned, buffers(), monitor.of_blocks)
-
-    if rule.schedule.probe is not None and exchanges and settings.control is None and world.size > 1:
+    world, owned, probe = measures.transport.world, measures.owned, rule.schedule.probe
+    first, chooser, unprobed = rule, None, ""
+    if probe is not None and exchanges and settings.control is None and world.size > 1:
         unprobed = validation.why_unprobed(rule, model, owned, settings)
-        chooser = rule_chooser_for(rule, transport, owned, buffers(), monitor.spent, not unprobed)
-        first = chooser.rule if chooser is not None else rule
+        chooser = measures.chooser(rule, settings.log, not unprobed)
+        first = chooser.rule
     workers = len(set(world.hosts)) if first.settings.within else world.size
     tunables = Tunables([optimizer for optimizer, _ in owned], first, workers, together)
-    measured = MeasuredChoices(tunables, chooser, unprobed, period_controller)
+    controller = partial(measures.controller, overlaps=probe is not None and probe.overlap)
+    kind = kind_of(rule, owned) if rule.name == "auto" else ""
+    measured = MeasuredChoices(tunables, chooser, unprobed, controller, kind)
     if exchanges:
         measured.begin()
     each = world.size > 1 and not first.schedule.workers_meet

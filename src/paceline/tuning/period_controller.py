@@ -1,130 +1,131 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the period from measured times, under the schedule `Paced`.
+"""Watches the time of exchanges under the schedule `Paced`, and chooses the period again where that lasts.
 
-Every worker times its steps and its exchanges, by the wall clock or by the simulated one. After enough blocks it says
-so in the header of its next exchange, as for a request to tune; after that exchange all workers gather all
-measurements, and each computes the same period:
+Every worker times its steps and its exchanges, by the wall clock or by the simulated one: of several exchanges the
+least, of the steps the median. It asks for a look, in the header of its next exchange as for a request to tune,
 
-    e = max_i e_i,    c = median_i c_i,    tau as in :mod:`paceline.rules.schedule.paced`
+- after its first blocks, where no probe has chosen the period;
+- as soon as it knows how many minibatches a pass has, where the period leaves too few blocks in it;
+- where exchanges have taken at least three times as long as in its first blocks, or a third, for a minute and more.
 
-e_i and c_i are medians over worker i's blocks: the slowest link, and the usual step. Waiting for slower workers counts
-in neither: a longer period does not make them faster. Later looks only change a period that is clearly wrong.
+After that exchange all workers gather all measurements, and each computes the same period, and overlap:
+
+    e = max_i e_i,    c = median_i c_i,    and what :func:`paceline.rules.choice.hidden` makes of them
+
+The codec stays. Waiting for slower workers counts in neither: a longer period does not make them faster.
 
 Under a simulated clock an exchange of B bytes from each of N workers is taken for a ring: 2 (N-1) messages, one after
-another, of B / (2 (N-1)) bytes, each worker to the next. What d minibatches of overlap hide of a fragment is taken off:
-
-    e = F max(0, r / F - d c),    r = 2 (N-1) * network(B / (2 (N-1)))
-
-F is the number of fragments. A number is a function of the clock, the block and the step alone, so that a run which was
-resumed measures what one that went on does.
+another, of B / (2 (N-1)) bytes, each worker to the next: e = 2 (N-1) * network(B / (2 (N-1))). It is a function of the
+clock, the block and the step alone, so that a run which was resumed measures what one that went on does.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
-from paceline.communication import Transport
 from paceline.communication.virtual.clock import Clock
 from paceline.core.optimizer_state import Owned, moments
 from paceline.core.world import World
+from paceline.rules.choice import Measured, hidden, least_known, most_minibatches
 from paceline.rules.codec import Layout
 from paceline.rules.rule import Rule
-from paceline.rules.schedule import EveryBlock, Paced
+from paceline.rules.schedule import Paced
 from paceline.rules.traffic import bytes_per_block
 from paceline.tuning.names import Changes
 
 SKIPPED = 2
 """Blocks at the start that are not counted, while memory and connections are set up."""
-LEAST = 4
-"""The least number of blocks for a measurement."""
-MOST = 64
-"""Only the last so many blocks count."""
+LEAST = 6
+"""The number of blocks of a measurement."""
+FACTOR = 3.0
+LASTS_S = 60.0
+"""So many times as long, or as short, for so many seconds, is another network."""
+
+Times = tuple[float, float]
+"""(e, seconds of exchanging the model once; c, seconds of a minibatch)."""
 
 
-class Timer:
-    """Measures on one worker; by itself nothing: one machine runs all virtual workers, whose times mean nothing."""
+class Timer(Protocol):
+    """Measures blocks on one worker."""
 
-    def stepped(self, blocks: int, steps: int) -> None:
-        """A step was made; `blocks` have been exchanged, and this worker has made `steps` minibatches."""
+    def stepped(self, blocks: int, steps: int) -> Times | None:
+        """A step was made; `blocks` have been exchanged, and this worker has made `steps` minibatches. The times of the
+        last blocks, where there are as many as a measurement has."""
 
-    def measured(self) -> tuple[float, float] | None:
-        """(seconds of exchanging the model once, seconds of a minibatch); None if unknown."""
-        return None
+    def now(self) -> float:
+        """Seconds."""
 
     def restart(self) -> None:
         """Forget all measurements."""
 
 
-class WallTimer(Timer):
+class WallTimer:
     """By the wall clock.
 
     Args:
-        exchanged: total seconds of waiting for other workers in exchanges of blocks, and of these exchanges; the
-            monitor updates this list in place.
+        exchanged: total seconds that exchanges of blocks kept this worker, waiting and exchanging, and that they took,
+            part of it while it computed; the monitor updates this list in place.
     """
 
     def __init__(self, exchanged: Sequence[float]) -> None:
         self._exchanged = exchanged
-        self._rows: deque[tuple[float, float]] = deque(maxlen=MOST)
+        self._rows: list[Times] = []
         self._skip, self._blocks = SKIPPED, -1
-        self._before = [0.0, 0.0, 0.0, 0.0]
+        self._before = [0.0, 0.0, 0.0, 0.0, 0.0]
 
-    def stepped(self, blocks: int, steps: int) -> None:
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def stepped(self, blocks: int, steps: int) -> Times | None:
         if blocks == self._blocks:
-            return
-        now = [time.perf_counter(), *self._exchanged[:2], float(steps)]
-        between_s, wait_s, exchange_s, made = (after - was for after, was in zip(now, self._before, strict=True))
+            return None
+        now = [self.now(), *self._exchanged[:3], float(steps)]
+        between_s, wait_s, kept_s, took_s, made = (after - was for after, was in zip(now, self._before, strict=True))
         count, known = blocks - self._blocks, self._blocks >= 0
         self._before, self._blocks = now, blocks
-        if not known:
-            return
-        if self._skip:
+        if known and self._skip:
             self._skip -= 1
-        elif made > 0 and count > 0:
-            self._rows.append((exchange_s / count, (between_s - wait_s - exchange_s) / made))
-
-    def measured(self) -> tuple[float, float] | None:
+        elif known and made > 0 and count > 0:
+            self._rows.append((took_s / count, (between_s - wait_s - kept_s) / made))
         if len(self._rows) < LEAST:
             return None
-        return median(e for e, _ in self._rows), median(c for _, c in self._rows)
+        rows, self._rows = self._rows, []
+        return min(e for e, _ in rows), median(c for _, c in rows)
 
     def restart(self) -> None:
         self._rows.clear()
         self._skip, self._blocks = SKIPPED, -1
 
 
-class SimulatedTimer(Timer):
+class SimulatedTimer:
     """By the simulated clock.
 
     Args:
         clock: the cluster's.
-        schedule: the rule's.
         rank: this worker.
         workers: N.
         nbytes: that this worker sends in an exchange of the whole model.
     """
 
-    def __init__(self, clock: Clock, schedule: EveryBlock, rank: int, workers: int, nbytes: int) -> None:
-        self._clock, self._schedule, self._rank, self._workers, self._nbytes = clock, schedule, rank, workers, nbytes
-        self._blocks = self._steps = 0
+    def __init__(self, clock: Clock, rank: int, workers: int, nbytes: int) -> None:
+        self._clock, self._rank, self._workers, self._nbytes = clock, rank, workers, nbytes
+        self._now = 0.0
 
-    def stepped(self, blocks: int, steps: int) -> None:
-        self._blocks, self._steps = blocks, steps
+    def now(self) -> float:
+        return self._now
 
-    def measured(self) -> tuple[float, float] | None:
-        """From the last minibatches and the last exchange."""
-        if not self._blocks:
+    def restart(self) -> None: ...
+
+    def stepped(self, blocks: int, steps: int) -> Times | None:
+        self._now += self._clock.compute_s(self._rank, steps)
+        if blocks < SKIPPED + LEAST:
             return None
-        steps = range(max(0, self._steps - MOST), self._steps)
-        step_s = median(self._clock.compute_s(self._rank, step) for step in steps)
-        parts, hidden_s = self._schedule.fragments, self._schedule.overlap * step_s
-        whole_s = ring_s(self._clock, self._rank, self._workers, self._nbytes, self._blocks)
-        return parts * max(0.0, whole_s / parts - hidden_s), step_s
+        step_s = median(self._clock.compute_s(self._rank, step) for step in range(max(0, steps - LEAST), steps))
+        last = range(blocks - LEAST + 1, blocks + 1)
+        return min(ring_s(self._clock, self._rank, self._workers, self._nbytes, n) for n in last), step_s
 
 
 def ring_s(clock: Clock, rank: int, workers: int, nbytes: int, number: int) -> float:
@@ -134,79 +135,117 @@ def ring_s(clock: Clock, rank: int, workers: int, nbytes: int, number: int) -> f
     return sum(clock.message_s(rank, to, piece, first + k) for k in range(rounds))
 
 
-FIRST = 8
-"""Blocks before the first look."""
-AGAIN = 64
-"""Blocks from one look to the next."""
-
-Measurements = tuple[bool, float, float]
-"""(whether a look is due, e in seconds, c in seconds)."""
-
-
 class PeriodController:
     """One worker's measurements, and the agreement on a period.
+
+    Args:
+        timer: of blocks; None among virtual workers without a clock, whose times mean nothing.
+        minibatches: returns how many this worker makes in a pass; None while it does not know.
+        probed: whether a probe has chosen the rule.
+        overlaps: whether the overlap follows, too.
 
     Attributes:
         held: whether the user has set the period, which then stays.
     """
 
-    def __init__(self, timer: Timer) -> None:
-        self._timer = timer
-        self._blocks, self._next, self._settled, self.held = 0, FIRST, False, False
+    def __init__(
+        self,
+        timer: Timer | None,
+        minibatches: Callable[[], int | None] = lambda: None,
+        probed: bool = False,
+        overlaps: bool = False,
+    ) -> None:
+        self._timer, self._minibatches, self._overlaps = timer, minibatches, overlaps
+        self._settled = self._fitted = probed
+        self._usual_s: float | None = None  # the least e of the first minute
+        self._until_s: float | None = None  # the end of that minute
+        self._times: Times | None = None  # the last ones
+        self._since: float | None = None  # since when exchanges have taken another time
+        self.held = False
 
     def stepped(self, blocks: int, steps: int) -> None:
         """A step was made; `blocks` have been exchanged, and this worker has made `steps` minibatches."""
-        self._blocks = blocks
-        self._timer.stepped(blocks, steps)
+        times = self._timer.stepped(blocks, steps) if self._timer is not None else None
+        if times is None or self._timer is None:
+            return
+        self._times, now = times, self._timer.now()
+        self._until_s = now + LASTS_S if self._until_s is None else self._until_s
+        if self._usual_s is None or now < self._until_s:
+            self._usual_s = min(times[0], self._usual_s or times[0])
+        differs = not self._usual_s / FACTOR < times[0] < self._usual_s * FACTOR
+        self._since = (now if self._since is None else self._since) if differs else None
 
     @property
-    def due(self) -> bool:
-        """Whether it is time to gather the measurements."""
-        return self._timely and self._timer.measured() is not None
+    def due(self) -> str:
+        """What it is time to gather the measurements for: "times" or the "length" of a pass; empty if for nothing."""
+        if self.held:
+            return ""
+        lasts = self._since is not None and self._timer is not None and self._timer.now() - self._since >= LASTS_S
+        if lasts or (not self._settled and self._times is not None):
+            return "times"
+        fits = self._fitted or not (
+            self._settled or self._timer is None
+        )  # else times and length are looked at together
+        return "length" if not fits and self._minibatches() is not None else ""
 
-    @property
-    def _timely(self) -> bool:
-        return not self.held and self._blocks >= self._next
+    def measurements(self) -> list[Any]:
+        """This worker's measurements as JSON values: why they are due, e and c or None, minibatches of a pass."""
+        return [self.due, *(self._times or (None, None)), self._minibatches()]
 
-    def measurements(self) -> Measurements | None:
-        """This worker's measurements as JSON values; None before there are enough."""
-        times = self._timer.measured()
-        return None if times is None else (self._timely, *times)
-
-    def agree(self, rows: Sequence[Any], schedule: Paced, blocks: int) -> tuple[Changes, str] | None:
+    def agree(self, rows: Sequence[Any], schedule: Paced) -> tuple[Changes, str] | None:
         """(what changes, why), the same on every worker; None if the present period stays.
 
         Args:
             rows: `measurements` of each worker.
             schedule: at present.
-            blocks: that have been exchanged.
         """
-        measured = [(float(row[1]), float(row[2])) for row in rows if row]
-        if self.held or not any(row[0] for row in rows if row):
+        rows = [row for row in rows if row]
+        if self.held or not any(row[0] for row in rows):
             return None
-        exchange_s, step_s = max(e for e, _ in measured), median(c for _, c in measured)
-        period = schedule.period_for(exchange_s, step_s, self._settled)
-        self._settled, self._next = True, blocks + AGAIN
-        self._timer.restart()
-        if period == schedule.period:
-            return None
-        return {"period": period}, reason(schedule, period, exchange_s, step_s)
+        timed = [row for row in rows if row[1] is not None and any(one[0] == "times" for one in rows)]
+        length = least_known(row[3] for row in rows)
+        period, overlap, why = schedule.period, schedule.overlap, ""
+        if timed:
+            times = Measured(median(row[2] for row in timed), max(row[1] for row in timed))
+            period, overlap = hidden(times, 1.0, schedule, self._overlaps)
+            why = f"an exchange {times.words}"
+            if self._settled and self._usual_s:
+                why += f", {times.exchange_s / self._usual_s:.2g} times as long as before"
+        first = bool(timed) and not self._settled
+        self._settled, self._fitted = self._settled or first, self._fitted or length is not None
+        hides = overlap if self._overlaps else schedule.pace.least if self._settled else 0
+        if (most := most_minibatches(length, hides)) < period:
+            period, overlap = max(most, schedule.fragments), min(most, overlap)
+            why = ", and ".join([*([why] if why else []), f"a pass has {length} minibatches"])
+        if timed or period != schedule.period:  # with other blocks other times are usual
+            self._usual_s = self._until_s = None
+            self._restart()
+        period = max(period, overlap)
+        changes = {"period": period} | ({"overlap": overlap} if self._overlaps else {})
+        same = (period, overlap) == (schedule.period, schedule.overlap)
+        return None if same and not first else (changes, why)
 
     def renew(self) -> None:
-        """The workers have changed: look again as soon as something is measured."""
-        self._next = 0
-        self._timer.restart()
+        """The workers have changed, and with them their passes; the rule stays."""
+        self._fitted = False
+        self._restart()
+
+    def _restart(self) -> None:
+        self._times = self._since = None
+        if self._timer is not None:
+            self._timer.restart()
 
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
-        return {"next": self._next, "settled": self._settled, "held": self.held}
+        return {"usual": self._usual_s, "settled": self._settled, "fitted": self._fitted, "held": self.held}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state`; times are measured again."""
-        self._next, self._settled, self.held = int(state["next"]), bool(state["settled"]), bool(state["held"])
-        self._timer.restart()
+        self._restart()
+        self._settled, self.held = bool(state["settled"]), bool(state["held"])
+        self._usual_s, self._fitted = state.get("usual"), bool(state.get("fitted", True))
 
 
 def block_bytes(rule: Rule, world: World, owned: Owned, buffers: int, rank: int) -> int:
@@ -217,45 +256,3 @@ def block_bytes(rule: Rule, world: World, owned: Owned, buffers: int, rank: int)
             riding += len(moments(optimizer)) * sum(p.numel() for _, p in named)
     layout = Layout.of(tuple(p.shape) for _, named in owned for _, p in named)
     return bytes_per_block(rule, world.size, layout, buffers + riding, 0, rank=rank, hosts=world.hosts)
-
-
-def reason(schedule: Paced, period: int, exchange_s: float, step_s: float) -> str:
-    """Why, in words: `an exchange takes 31 ms, a step 9.8 ms`."""
-    text = f"an exchange takes {_seconds(exchange_s)}, a step {_seconds(step_s)}"
-    left = exchange_s / (exchange_s + period * step_s)
-    above = left > schedule.pace.share + 1e-9
-    return f"{text}; {100 * left:.2g} % of the time is left for exchanges" if above else text
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
-
-
-logger = logging.getLogger("paceline")
-
-
-def period_controller_for(
-    rule: Rule, transport: Transport, owned: Owned, buffers: int, exchanged: Sequence[float]
-) -> PeriodController | None:
-    """The controller of one of several workers; None under rules whose period does not follow measured times.
-
-    Args:
-        buffers: elements of averaged buffers.
-        exchanged: as for :class:`WallTimer`.
-    """
-    schedule, world, cluster = rule.schedule, transport.world, transport.cluster
-    if not schedule.follows_times:
-        return None
-    timer = Timer()
-    if cluster is None:
-        timer = WallTimer(exchanged)
-    elif cluster.timed:
-        nbytes = block_bytes(rule, world, owned, buffers, world.rank)
-        timer = SimulatedTimer(cluster.clock, rule.blocks, world.rank, world.size, nbytes)
-    elif world.rank == 0:
-        logger.warning(
-            "virtual workers have no times of their own, so the period stays at %d; "
-            "simulate(.., clock=Clock(..)) gives them a clock",
-            schedule.period,
-        )
-    return PeriodController(timer)

@@ -1,177 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the rule after a probe, for the recipe `auto` (:mod:`paceline.rules.choice`).
 
-Every worker times the steps of the probe. When it has enough, it says so in the header of its next exchange, as for a
-request to tune; after that exchange all workers gather all measurements, and each makes the same choice. It takes
-effect after the step: synchronous steps go on, or the warm-up ends and blocks begin. It stays for the run, and a run
-that resumes from a checkpoint takes it over, whatever its number of workers.
+Every worker times the steps of the probe, which exchange gradients after the backward pass: exchanges of the model's
+own size, over the real route. When it has enough, it says so in the header of its next exchange, as for a request to
+tune; after that exchange all workers gather all measurements, and each makes the same choice. It takes effect after the
+step: synchronous steps go on, or the warm-up ends and blocks begin. It stays for the run. A run that resumes from a
+checkpoint takes it over, whatever its number of workers, and so does one that is started again, from the log.
 
-In the first half of a probe gradients are exchanged after the backward pass, in the second half during it:
+    c = the median of the computing time of a step
+    e = the least time of an exchange, without waiting for other workers
 
-    c = the computing time of a step of the first half
-    e = the exchange's time in the first half, without waiting for other workers
-    x = the time of an exchange that is left in the second half, and what computing has slowed down by beyond 5 %
-
-medians, and the first step of each half does not count. Medians of so few steps differ by 5 % without a cause.
-
-Under a simulated clock an exchange is taken for a ring (:mod:`.period_controller`), and what the backward pass, two
-thirds of a step, leaves of it is that of evenly spaced chunks:
-
-    x = max(e / C, e - (1 - 1/C) (2/3) c)
+The first step does not count, while connections are set up. Then the workers make further exchanges of that size, for
+`MORE_S`, because something else on a machine can disturb ten steps in a row. Under a simulated clock an exchange is
+taken for a ring (:mod:`.period_controller`).
 """
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
 from paceline.communication import Transport
-from paceline.communication.base import SoloTransport
 from paceline.communication.virtual.clock import Clock
 from paceline.core.optimizer_state import Owned
+from paceline.core.world import World
 from paceline.rules import choice as choices
-from paceline.rules.choice import BACKWARD, Choice, ProbeTimes
+from paceline.rules.choice import Choice, Measured
 from paceline.rules.codec import Layout, codec_from_text
 from paceline.rules.recipes import sync
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Probe
-from paceline.rules.topology.base import DirectWire
 from paceline.rules.traffic import bytes_per_block
-from paceline.tuning.period_controller import block_bytes, ring_s
+from paceline.tuning.period_controller import (
+    PeriodController,
+    SimulatedTimer,
+    Timer,
+    Times,
+    WallTimer,
+    block_bytes,
+    ring_s,
+)
 
-SLOWER = 1.05
-SAMPLE = 1 << 20
-"""Elements on which a codec is timed."""
 
-StepTimes = tuple[float, float, float | None]
-"""(c, e, x), seconds; x is None before the second half is over."""
+class WallProbeTimer:
+    """By the wall clock; `spent` are the monitor's total seconds of computing, waiting and exchanging, which it updates
+    in place, and `steps` those of the probe."""
 
+    def __init__(self, spent: Sequence[float], steps: int) -> None:
+        self._spent, self._steps = spent, steps
+        self._before = list(spent)
+        self._rows: list[Times] = []
 
-class ProbeTimer(ABC):
-    """Measures the steps of a probe on one worker."""
-
-    @abstractmethod
     def stepped(self, steps: int) -> None:
         """A step of the probe was made, of which this worker has made `steps`."""
-
-    @abstractmethod
-    def measured(self) -> StepTimes | None:
-        """The times; None before the first half is over."""
-
-    @property
-    @abstractmethod
-    def early(self) -> bool:
-        """Whether gradients are exchanged during the next backward pass."""
-
-    def codec_s(self, codec: str, elements: int) -> float:
-        """Seconds in which this worker writes and reads so many numbers; the simulated clock has no codecs."""
-        return 0.0
-
-    def resumed(self, made: int, steps: int) -> None:  # noqa: B027
-        """Continue after `made` steps of the probe, and `steps` of this worker."""
-
-
-class WallProbeTimer(ProbeTimer):
-    """By the wall clock.
-
-    Args:
-        spent: total seconds of computing, of waiting for other workers, and of exchanging, up to the last exchange;
-            the monitor updates this list in place.
-        steps: of the probe.
-        device: of the model, on which codecs are timed.
-    """
-
-    def __init__(self, spent: Sequence[float], steps: int, device: torch.device) -> None:
-        self._spent, self._half, self._steps, self._device = spent, steps // 2, steps, device
-        self._before = list(spent)
-        self._rows: list[tuple[float, float]] = []
-
-    def stepped(self, steps: int) -> None:
         now = list(self._spent)
         computed_s, _, exchanged_s = (after - was for after, was in zip(now, self._before, strict=True))
         self._before = now
-        self._rows.append((computed_s, exchanged_s))
+        self._rows.append((exchanged_s, computed_s))
 
-    @property
-    def early(self) -> bool:
-        return len(self._rows) >= self._half
-
-    def measured(self) -> StepTimes | None:
-        if len(self._rows) < self._half:
-            return None
-        after, during = self._rows[1 : self._half], self._rows[self._half + 1 :]
-        step_s, exchange_s = median(c for c, _ in after), median(e for _, e in after)
+    def measured(self) -> Times | None:
+        """(e, c), seconds; None before the probe is over."""
         if len(self._rows) < self._steps:
-            return step_s, exchange_s, None
-        slower_s = median(c for c, _ in during) - SLOWER * step_s
-        return step_s, exchange_s, median(e for _, e in during) + max(0.0, slower_s)
-
-    def codec_s(self, codec: str, elements: int) -> float:
-        size = min(elements, SAMPLE)
-        return min(_seconds_of(codec, size, self._device) for _ in range(2)) * elements / max(1, size)
+            return None
+        return min(e for e, _ in self._rows[1:]), median(c for _, c in self._rows[1:])
 
 
-class SimulatedProbeTimer(ProbeTimer):
-    """By the simulated clock; a function of the clock and of the count of steps alone.
+class SimulatedProbeTimer:
+    """By the simulated clock, after `made` of `probe` steps; each worker sends `nbytes` in an exchange of gradients."""
 
-    Args:
-        clock: the cluster's.
-        rank: this worker.
-        workers: N.
-        nbytes: that this worker sends in an exchange of gradients.
-        chunks: C.
-        steps: of the probe.
-    """
-
-    def __init__(self, clock: Clock, rank: int, workers: int, nbytes: int, chunks: int, steps: int) -> None:
-        self._clock, self._rank, self._workers, self._nbytes = clock, rank, workers, nbytes
-        self._chunks, self._half, self._probe = chunks, steps // 2, steps
-        self._made = self._steps = 0
+    def __init__(self, clock: Clock, world: World, nbytes: int, probe: int, made: int) -> None:
+        self._clock, self._world, self._nbytes, self._probe = clock, world, nbytes, probe
+        self._made = self._steps = made
 
     def stepped(self, steps: int) -> None:
         self._made, self._steps = self._made + 1, steps
 
-    def resumed(self, made: int, steps: int) -> None:
-        self._made, self._steps = made, steps
-
-    @property
-    def early(self) -> bool:
-        return self._made >= self._half
-
-    def measured(self) -> StepTimes | None:
-        if self._made < self._half:
-            return None
-        step_s = median(
-            self._clock.compute_s(self._rank, step) for step in range(self._steps - self._half, self._steps)
-        )
-        gradient_s = ring_s(self._clock, self._rank, self._workers, self._nbytes, self._steps)
+    def measured(self) -> Times | None:
         if self._made < self._probe:
-            return step_s, gradient_s, None
-        return step_s, gradient_s, exposed_s(gradient_s, self._chunks, step_s)
+            return None
+        clock, rank, steps = self._clock, self._world.rank, range(self._steps - self._probe + 1, self._steps)
+        exchange_s = min(ring_s(clock, rank, self._world.size, self._nbytes, step) for step in steps)
+        return exchange_s, median(clock.compute_s(rank, step) for step in steps)
 
 
-def exposed_s(gradient_s: float, chunks: int, step_s: float) -> float:
-    """x, what the backward pass leaves of an exchange of gradients in evenly spaced chunks."""
-    return max(gradient_s / chunks, gradient_s - (1 - 1 / chunks) * BACKWARD * step_s)
-
-
-def _seconds_of(codec: str, elements: int, device: torch.device) -> float:
-    """Seconds of one exchange of so many numbers, of which none leaves the worker."""
-    x = torch.full((elements,), 1e-3, device=device)
-    float(x[0])
-    began = time.perf_counter()
-    for _ in codec_from_text(codec).exchange(x, Layout.vector(elements), DirectWire(SoloTransport(), False), {}):
-        pass
-    float(x[0])  # waits for queued kernels
-    return time.perf_counter() - began
-
-
+ProbeTimer = WallProbeTimer | SimulatedProbeTimer
+MORE_S, MORE = 0.5, 200
+"""Seconds of further exchanges, and the most of them."""
+MOST_ELEMENTS = 1 << 24
+"""Of a larger model a part is exchanged."""
 LEAST_ELEMENTS = 1 << 18
 """The least elements of a chunk (:mod:`paceline.update.engine.blocks.outer_state`)."""
 
@@ -183,33 +106,56 @@ class ProbedModel:
     Attributes:
         workers: N.
         elements: of the trained parameters.
+        device: theirs.
         gradient_bytes: that rank 0 sends in an exchange of gradients, for the same choice on all workers.
-        block_bytes: codec -> those of a block; one under the name "" where the codec is given.
+        sizes: codec -> bytes of a block over those; one under the name "" where the codec is given.
+        chunks: of an exchange of gradients that the backward pass hides; 1 on a CPU, which has to make both.
+        kind: "bmuf" or "bmuf_adam", which suits the optimizer.
     """
 
     workers: int
     elements: int
+    device: torch.device
     gradient_bytes: int
-    block_bytes: Mapping[str, int]
+    sizes: Mapping[str, float]
+    chunks: int
+    kind: str
 
     @classmethod
     def of(cls, rule: Rule, transport: Transport, owned: Owned, buffers: int) -> ProbedModel:
         """The model of these optimizers under the rule that was asked for."""
-        world = transport.world
+        world, cluster = transport.world, transport.cluster
         layout = Layout.of(tuple(p.shape) for _, named in owned for _, p in named)
         gradients = bytes_per_block(sync(), world.size, layout, buffers, 0, hosts=world.hosts)
         probe = rule.paced.probe
         assert probe is not None
         rules = {"": rule}
         if probe.codec:
-            rules = {codec: replace(rule, codec=codec_from_text(codec)) for codec, _ in choices.LADDER}
+            rules = {codec: replace(rule, codec=codec_from_text(codec)) for codec in choices.LADDER}
         sent = {codec: block_bytes(one, world, owned, buffers, 0) for codec, one in rules.items()}
         kept = choices.worth_it(sent) if probe.codec else list(sent)
-        return cls(world.size, layout.numel, gradients, {codec: sent[codec] for codec in kept})
+        device = next(p.device for _, named in owned for _, p in named)
+        hides = cluster is not None or device.type != "cpu"
+        chunks = max(1, min(rule.common.chunks, layout.numel // LEAST_ELEMENTS)) if hides else 1
+        sizes = {codec: sent[codec] / max(1, gradients) for codec in kept}
+        return cls(world.size, layout.numel, device, gradients, sizes, chunks, kind_of(rule, owned))
 
-    def chunks(self, rule: Rule) -> int:
-        """The number of chunks of an exchange of gradients."""
-        return max(1, min(rule.common.chunks, self.elements // LEAST_ELEMENTS))
+    def least_s(self, transport: Transport, least_s: float) -> float:
+        """The least time of an exchange that takes about `least_s`; all workers call it together."""
+        elements = min(self.elements, MOST_ELEMENTS)
+        part = elements / max(1, self.elements)
+        x = torch.zeros(elements, device=transport.wire_device(self.device))
+        for _ in range(min(MORE, int(MORE_S / max(1e-9, least_s * part)))):
+            began = transport.now()
+            transport.all_reduce(x).wait()
+            float(x[0])  # waits for a device
+            least_s = min(least_s, (transport.now() - began) / part)
+        return least_s
+
+
+def kind_of(rule: Rule, owned: Owned) -> str:
+    """The recipe that makes the same blocks for these optimizers."""
+    return "bmuf_adam" if {rule.delta.resolve(one) for one, _ in owned} == {"compensate"} else "bmuf"
 
 
 class RuleChooser:
@@ -217,34 +163,42 @@ class RuleChooser:
 
     Args:
         asked: the rule that was asked for.
-        timer: makes a timer of the probe's steps.
+        timer: makes a timer of the probe's steps, of which so many were made before.
         model: what is exchanged.
         probes: whether gradients can be exchanged; else it begins with blocks.
+        minibatches: returns how many this worker makes in a pass; None while it does not know.
+        earlier: what an earlier start of this run has chosen, as JSON values; None if nothing.
 
     Attributes:
         choice: what was chosen; None before.
         pending: whether the choice has not taken effect yet.
-        gave_up: whether it was chosen without times.
+        gave_up: whether the probe ended before its last step.
         began: this worker's steps before the probe.
     """
 
-    def __init__(self, asked: Rule, timer: Callable[[], ProbeTimer], model: ProbedModel, probes: bool) -> None:
+    def __init__(
+        self,
+        asked: Rule,
+        timer: Callable[[int], ProbeTimer],
+        model: ProbedModel,
+        probes: bool,
+        minibatches: Callable[[], int | None] = lambda: None,
+        earlier: Mapping[str, Any] | None = None,
+    ) -> None:
         self.asked, self._new_timer, self._model, self.probes = asked, timer, model, probes
+        self._probe = asked.schedule.probe or Probe()
+        self._minibatches, self._earlier = minibatches, earlier
         self.choice: Choice | None = None
         self.pending = self.gave_up = False
         self.began = self._steps = self._chosen_at = 0
         self._probing = probes
-        self._timer = timer()
+        self._timer = timer(0)
+        self._least_s: float | None = None  # of further exchanges, of the slowest worker
 
     @property
     def probing(self) -> bool:
         """Whether the probe is under way."""
         return self._probing and self.choice is None
-
-    @property
-    def early(self) -> bool:
-        """Whether gradients are exchanged during the next backward pass."""
-        return not self.probing or self._timer.early
 
     @property
     def rule(self) -> Rule:
@@ -260,14 +214,8 @@ class RuleChooser:
 
     def _rule(self, probing: bool, chosen: Choice | None, at: int) -> Rule:
         if chosen is not None:
-            return choices.chosen_rule(self.asked, chosen, at)
+            return choices.chosen_rule(self.asked, chosen, at, self._model.kind)
         return replace(self.asked, schedule=self.asked.paced.probed()) if probing else choices.without_probe(self.asked)
-
-    @property
-    def _probe(self) -> Probe:
-        probe = self.asked.paced.probe
-        assert probe is not None
-        return probe
 
     # -- measuring --------------------------------------------------------------------------------
 
@@ -282,21 +230,12 @@ class RuleChooser:
         """Whether it is time to gather the measurements."""
         if not self.probing or self._steps - self.began < self.asked.schedule.warmup:
             return False
-        times = self._timer.measured()
-        return times is not None and (times[2] is not None or times[1] > choices.HOPELESS * times[0])
+        return self._timer.measured() is not None
 
     def measurements(self) -> list[Any] | None:
         """This worker's measurements as JSON values; None before there are enough."""
         times = self._timer.measured() if self.probing else None
-        if times is None:
-            return None
-        step_s, exchange_s, exposed_s = times
-        byte_s = exchange_s / max(1, self._model.gradient_bytes)
-        ahead = [nbytes * byte_s + self._codec_s(codec) for codec, nbytes in self._model.block_bytes.items()]
-        return [step_s, exchange_s, exposed_s, ahead, self._steps]
-
-    def _codec_s(self, codec: str) -> float:
-        return 0.0 if codec in ("", "dense") else self._timer.codec_s(codec, self._model.elements)
+        return None if times is None else [*times, self._minibatches(), self._steps, self._earlier]
 
     # -- choosing ---------------------------------------------------------------------------------
 
@@ -305,18 +244,27 @@ class RuleChooser:
         measured = [row for row in rows if row]
         if not measured or not self.probing:
             return
-        step_s, gradient_s, exposed_s, blocks = choices.merged(measured)
-        times = ProbeTimes(step_s, gradient_s, exposed_s, dict(zip(self._model.block_bytes, blocks, strict=True)))
-        choice = choices.choose(times, self.asked.paced)
-        if choice is not None:
-            self._take(choice, 1 + max(int(row[4]) for row in measured))  # it takes effect after the present step
+        at = 1 + max(int(row[3]) for row in measured)  # it takes effect after the present step
+        earlier = next((row[4] for row in measured if row[4] is not None), None)
+        if earlier is not None:
+            self._take(Choice(**earlier), at)
+            return
+        times = Measured(median(row[1] for row in measured), self._least_s or max(row[0] for row in measured))
+        times = replace(times, minibatches=choices.least_known(row[2] for row in measured))
+        self._take(choices.choose(times, self.asked.paced, self._model.sizes, self._model.chunks), at)
+
+    def time_more(self, transport: Transport, rows: Sequence[Any]) -> None:
+        """Time further exchanges, together with all workers; `rows`: `measurements` of each."""
+        self._least_s = None
+        if transport.cluster is None and all(rows):
+            mine = self._model.least_s(transport, max(float(row[0]) for row in rows))
+            self._least_s = max(transport.gather_json(mine))
 
     def give_up(self, why: str, steps: int) -> None:
         """Begin blocks now, as if there had been no probe."""
         schedule = self.asked.paced
         codec = "dense" if self._probe.codec else ""
-        why_blocks = f"blocks of {schedule.period} minibatches without a probe: {why}"
-        self._take(Choice(False, codec, schedule.period, schedule.overlap, why_blocks), steps)
+        self._take(Choice(False, codec, schedule.period, schedule.overlap, f"no probe is possible: {why}", True), steps)
         self.gave_up = True
 
     def _take(self, choice: Choice, steps: int) -> None:
@@ -345,36 +293,65 @@ class RuleChooser:
         self._probing, self.pending = bool(saved["probing"]) and self.probes, False
         self.choice = Choice(**saved["choice"]) if saved["choice"] is not None else None
         self._chosen_at, self.began, self._steps = int(saved["at"]), int(saved["began"]), steps
-        self._timer = self._new_timer()
-        self._timer.resumed(steps - self.began, steps)
+        self._timer = self._new_timer(steps - self.began)
 
     def renew(self, steps: int) -> None:
         """Begin the probe after `steps` steps: the number of workers is another."""
         self.load({"probing": self.probes, "choice": None, "at": 0, "began": steps}, steps)
 
 
-def rule_chooser_for(
-    rule: Rule, transport: Transport, owned: Owned, buffers: int, spent: Sequence[float], probes: bool
-) -> RuleChooser | None:
-    """The chooser of one of several workers; None under rules that no probe chooses.
+def earlier_choice(log: str | Path | None, rank: int) -> dict[str, Any] | None:
+    """What an earlier start of this run has chosen last, by its log; None in a first start."""
+    found = None
+    if log is not None and os.environ.get("PACELINE_RESTART", "0") != "0":
+        for path in sorted(Path(log).glob(f"rank-{rank:03d}*.jsonl"), key=lambda path: path.stat().st_mtime):
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                if '"choice": {' in line and line.endswith("}"):
+                    found = json.loads(line)["choice"]
+    return found
 
-    Args:
-        rule: that was asked for.
-        buffers: elements of averaged buffers.
-        spent: total seconds of computing, of waiting for other workers, and of exchanging; updated in place.
-        probes: whether gradients can be exchanged.
+
+@dataclass(frozen=True)
+class Measures:
+    """What is measured on one worker.
+
+    Attributes:
+        transport: to the other workers.
+        owned: the optimizers and their parameters.
+        buffers: returns the elements of averaged buffers.
+        spent: total seconds of computing, of waiting and of exchanging; the monitor updates this list in place.
+        of_blocks: as for :class:`.period_controller.WallTimer`.
+        minibatches: returns how many this worker makes in a pass; None while it does not know.
     """
-    probe = rule.schedule.probe
-    if probe is None:
-        return None
-    model, steps = ProbedModel.of(rule, transport, owned, buffers), probe.steps
-    world, cluster = transport.world, transport.cluster
-    device = next(parameter.device for _, named in owned for _, parameter in named)
 
-    def timer() -> ProbeTimer:
-        if cluster is None or not cluster.timed:
-            return WallProbeTimer(spent, steps, device)
-        nbytes = model.gradient_bytes
-        return SimulatedProbeTimer(cluster.clock, world.rank, world.size, nbytes, model.chunks(rule), steps)
+    transport: Transport
+    owned: Owned
+    buffers: Callable[[], int]
+    spent: Sequence[float]
+    of_blocks: Sequence[float]
+    minibatches: Callable[[], int | None]
 
-    return RuleChooser(rule, timer, model, probes and (cluster is None or cluster.timed))
+    def chooser(self, rule: Rule, log: str | Path | None, probes: bool) -> RuleChooser:
+        """Of a rule that a probe chooses; `probes`: whether gradients can be exchanged."""
+        probe, world, cluster = rule.schedule.probe, self.transport.world, self.transport.cluster
+        assert probe is not None
+        model = ProbedModel.of(rule, self.transport, self.owned, self.buffers())
+
+        def timer(made: int) -> ProbeTimer:
+            if cluster is None or not cluster.timed:
+                return WallProbeTimer(self.spent, probe.steps)
+            return SimulatedProbeTimer(cluster.clock, world, model.gradient_bytes, probe.steps, made)
+
+        probes = probes and (cluster is None or cluster.timed)
+        return RuleChooser(rule, timer, model, probes, self.minibatches, earlier_choice(log, world.rank))
+
+    def controller(self, rule: Rule, timed: bool, overlaps: bool) -> PeriodController:
+        """Of a rule whose period follows times, which have chosen it already if `timed`."""
+        world, cluster = self.transport.world, self.transport.cluster
+        timer: Timer | None = None
+        if cluster is None:
+            timer = WallTimer(self.of_blocks)
+        elif cluster.timed:
+            nbytes = block_bytes(rule, world, self.owned, self.buffers(), world.rank)
+            timer = SimulatedTimer(cluster.clock, world.rank, world.size, nbytes)
+        return PeriodController(timer, self.minibatches, timed, overlaps and rule.schedule.overlap > 0)

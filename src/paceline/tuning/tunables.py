@@ -29,8 +29,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from paceline.errors import RuleError, UnsupportedError
-from paceline.rules.codec import codec_from_text
-from paceline.rules.rule import Rule
+from paceline.rules.rule import RecipeCall, Rule
 from paceline.tuning.names import OF_RULES, Changes, checked, split
 
 Group = dict[str, Any]
@@ -139,6 +138,8 @@ def write_rate(group: Group, rate: Any) -> None:
         group["lr"] = rate
 
 
+OVERLAP = "overlap"
+"""A number of the rule that measured times change, together with the period; no request can."""
 OUTER = ("momentum", "lr", "gain")
 """The tunable fields of an outer step."""
 SCHEDULED = "initial_lr"
@@ -159,7 +160,6 @@ class Tunables:
     def __init__(self, optimizers: list[Optimizer], rule: Rule, workers: int, fixed: bool = False) -> None:
         self.rule, self.workers, self.fixed = rule, workers, fixed
         self.rates = Rates(optimizers)
-        self._codec = ""  # of a checkpoint from when elastic runs chose it; it stays
 
     # -- checking ---------------------------------------------------------------------------------
 
@@ -234,16 +234,20 @@ class Tunables:
     def _rule_with(self, rule: Rule, changes: Changes) -> Rule:
         """The rule with other numbers; `RuleError` if it cannot have them."""
         for name in changes:
-            if name not in self._of_rule():
+            if name not in (*self._of_rule(), OVERLAP):
                 raise UnsupportedError(f"{name}: {rule.text()} has no such setting; {self._can()}")
         schedule: Any = rule.schedule
         if "period" in changes:
-            schedule = replace(schedule, period=changes["period"])
+            schedule = replace(schedule, **{name: changes[name] for name in ("period", OVERLAP) if name in changes})
+        if OVERLAP in changes:
+            rule = replace(rule, name=RecipeCall(rule.name, {**rule.arguments, **changes}))
         return replace(rule, schedule=schedule, outer=self._outer_with(rule, changes)) if changes else rule
 
     def _outer_with(self, rule: Rule, changes: Changes) -> Any:
         outer: Any = rule.outer
-        given = {name.removeprefix("outer_"): value for name, value in changes.items() if name != "period"}
+        given = {
+            name.removeprefix("outer_"): value for name, value in changes.items() if name not in ("period", OVERLAP)
+        }
         if not given:
             return outer
         if len(given) == 3:
@@ -264,7 +268,7 @@ class Tunables:
 
     def apply(self, changes: Changes) -> None:
         """Make changes that passed `check`."""
-        of_rule = {name: value for name, value in changes.items() if name in OF_RULES}
+        of_rule = {name: value for name, value in changes.items() if name in (*OF_RULES, OVERLAP)}
         self.rule = self._rule_with(self.rule, of_rule)
         for name in sorted(changes.keys() - of_rule.keys(), key=lambda name: ("@" in name, name)):  # one group's last
             for number, _, group in self._groups(name):
@@ -292,10 +296,10 @@ class Tunables:
         """Present values: one if all groups have the same, else a list; rates include their factors."""
         shown: dict[str, Any] = {}
         for name in names:
-            base, _ = split(name)
-            if base in OF_RULES:
-                shown[name] = self._shown(base)
+            if name in (*OF_RULES, OVERLAP):
+                shown[name] = self._shown(name)
                 continue
+            base, _ = split(name)
             values = [self._value(base, number, group) for number, _, group in self._groups(name)]
             shown[name.replace("lr_factor", "lr")] = values[0] if all(v == values[0] for v in values) else values
         return shown
@@ -313,8 +317,8 @@ class Tunables:
 
     def _shown(self, base: str) -> Any:
         outer: Any = self.rule.outer
-        if base == "period":
-            return self.rule.schedule.period
+        if base in ("period", OVERLAP):
+            return getattr(self.rule.schedule, base)
         momentum, rate = outer.momentum_at(1 << 30, self.workers), outer.lr_at(1 << 30, self.workers)
         return {"outer_momentum": momentum, "outer_lr": rate, "gain": rate / (1 - momentum)}[base]
 
@@ -361,16 +365,18 @@ class Tunables:
 
     def _rule_state(self) -> dict[str, Any]:
         outer = {field: getattr(self.rule.outer, field) for field in OUTER if "gain" in self._of_rule()}
-        return {"period": self.rule.schedule.period, "outer": outer} | ({"codec": self._codec} if self._codec else {})
+        schedule = self.rule.schedule
+        shown = {"period": schedule.period, "outer": outer}
+        return shown | ({OVERLAP: schedule.overlap} if schedule.follows_times else {})
 
     def _load_rule(self, saved: dict[str, Any]) -> None:
         schedule: Any = self.rule.schedule
         outer: Any = self.rule.outer
         if "period" in self._of_rule() and saved["period"] is not None:
-            schedule = replace(schedule, period=saved["period"])
-        self._codec = saved.get("codec", self._codec)
-        codec = codec_from_text(self._codec) if self._codec else self.rule.codec
-        self.rule = replace(self.rule, schedule=schedule, codec=codec, outer=replace(outer, **saved["outer"]))
+            now = schedule.overlap
+            moved = {} if saved.get(OVERLAP, now) == now else {OVERLAP: saved[OVERLAP]}
+            schedule = replace(schedule, period=saved["period"], **moved)
+        self.rule = replace(self.rule, schedule=schedule, outer=replace(outer, **saved["outer"]))
 
     # -- checkpoints ------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from paceline.communication import Transport
 from paceline.core.world import World
 from paceline.errors import PacelineError, RuleError, UnsupportedError
 from paceline.observe.event_log import log_name
-from paceline.rules.choice import Choice
+from paceline.rules.choice import COSTS, Choice, in_short, named
 from paceline.rules.rule import Rule
 from paceline.tuning.names import Changes, flat
 from paceline.tuning.period_controller import PeriodController
@@ -29,7 +29,8 @@ from paceline.tuning.request_files import RequestFiles, TuneRequest
 from paceline.tuning.rule_chooser import RuleChooser
 from paceline.tuning.tunables import Tunables
 
-PeriodControllerFor = Callable[[Rule], PeriodController | None]
+PeriodControllerFor = Callable[[Rule, bool], PeriodController]
+"""Of a rule, and whether times have chosen it already."""
 
 
 class MeasuredChoices:
@@ -40,6 +41,7 @@ class MeasuredChoices:
         chooser: of the rule, if a probe chooses it.
         unprobed: why no probe can begin; empty if it can, or the rule has none.
         period_controller_for: makes the period controller of a rule whose period follows measured times.
+        kind: the recipe that makes the same blocks as `auto`.
 
     Attributes:
         period_controller: set under rules whose period follows measured times.
@@ -50,10 +52,11 @@ class MeasuredChoices:
         tunables: Tunables,
         chooser: RuleChooser | None = None,
         unprobed: str = "",
-        period_controller_for: PeriodControllerFor = lambda rule: None,
+        period_controller_for: PeriodControllerFor | None = None,
+        kind: str = "bmuf",
     ) -> None:
         self._tunables, self.chooser, self._unprobed = tunables, chooser, unprobed
-        self._period_controller_for = period_controller_for
+        self._period_controller_for, self._kind = period_controller_for, kind
         self.period_controller: PeriodController | None = None
 
     def begin(self) -> None:
@@ -80,7 +83,7 @@ class MeasuredChoices:
         pace = self.period_controller.measurements() if self.period_controller is not None else None
         return pace if self.chooser is None else [pace, self.chooser.measurements()]
 
-    def agree(self, measured: Sequence[Any], blocks: int) -> tuple[Changes, str] | None:
+    def agree(self, measured: Sequence[Any]) -> tuple[Changes, str] | None:
         """Choose, the same on every worker; (what else changes, why), or None. `measured`: of each worker."""
         if self.chooser is not None:
             of_chooser = [row[1] for row in measured]
@@ -88,7 +91,7 @@ class MeasuredChoices:
             self.chooser.agree(of_chooser)
         if self.period_controller is None:
             return None
-        return self.period_controller.agree(measured, self._tunables.rule.paced, blocks)
+        return self.period_controller.agree(measured, self._tunables.rule.paced)
 
     # -- the rule ---------------------------------------------------------------------------------
 
@@ -96,11 +99,6 @@ class MeasuredChoices:
     def probing(self) -> bool:
         """Whether a probe is under way."""
         return self.chooser is not None and self.chooser.probing
-
-    @property
-    def sends_early(self) -> bool:
-        """Whether gradients are exchanged during the backward pass."""
-        return self.chooser is None or self.chooser.early
 
     @property
     def chosen(self) -> Choice | None:
@@ -121,8 +119,8 @@ class MeasuredChoices:
         """The rule under which a checkpoint was made, with its choice."""
         return self._tunables.rule if self.chooser is None else self.chooser.rule_of(saved)
 
-    def take(self) -> str | None:
-        """Continue with the rule that was chosen, if that has not taken effect yet; returns why, for display."""
+    def take(self) -> Choice | None:
+        """Continue with the rule that was chosen, if that has not taken effect yet."""
         chooser, chosen = self.chooser, self.chosen
         if chooser is None or chosen is None:
             return None
@@ -130,18 +128,39 @@ class MeasuredChoices:
         chooser.pending = False
         self._use(chooser)
         self._tunables.scale_rates(chooser.rate_factor)
-        factor = chooser.rate_factor * self._tunables.rates.common
         if self._tunables.rule.schedule.exchanges_blocks:
             self._keep_numbers(before, chooser.asked)
-        return f"{chooser.asked.name}: {chosen.why}{_of_one(factor)}"
+        return chosen
 
+    @property
+    def text(self) -> str:
+        """The present rule, as it can be asked for."""
+        return named(self._tunables.rule, self._kind).text()
+
+    def line(self, why: str) -> str:
+        """What the user sees of a choice."""
+        rule = self._tunables.rule
+        rate = "" if rule.schedule.exchanges_blocks else self.rate
+        return f'auto: {in_short(rule, self._kind)}: {why}. To repeat: --rule "{self.text}"{rate}'
+
+    @property
+    def rate(self) -> str:
+        """The learning rate, where it is not the program's."""
+        factor = self._tunables.rates.common * (self.chooser.rate_factor if self.chooser is not None else 1.0)
+        return "" if factor == 1 else f", the learning rate {factor:.3g} times one worker's"
+
+    def saved_choice(self) -> dict[str, Any] | None:
+        """The present choice for the log, by which a run that is started again takes it; None without a probe."""
+        choice, schedule = self.chooser.choice if self.chooser is not None else None, self._tunables.rule.schedule
+        return replace(choice, period=schedule.period, overlap=schedule.overlap).json() if choice is not None else None
+
+    @property
     def at_once(self) -> str:
         """That blocks begin at once, with a learning rate that is not the program's; empty if not so."""
-        if self.probing or (factor := self._tunables.rates.common) == 1:
-            return ""
         rule = self._tunables.rule
         why = f" without a probe: {self._unprobed}" if self._unprobed else ""
-        return f"{rule.name}: blocks of {rule.schedule.period} minibatches{why}{_of_one(factor)}"
+        blocks = f"{rule.name}: blocks of {rule.schedule.period} minibatches{why}{self.rate}"
+        return blocks if self.rate and not self.probing else ""
 
     def _keep_numbers(self, before: Rule, asked: Rule) -> None:
         """Keep the numbers of the rule that were set during the probe."""
@@ -159,7 +178,10 @@ class MeasuredChoices:
         self.period_controller = None if chooser.probing else self._controller(chooser.rule)
 
     def _controller(self, rule: Rule) -> PeriodController | None:
-        return self._period_controller_for(rule) if rule.schedule.follows_times else None
+        make = self._period_controller_for
+        choice = self.chooser.choice if self.chooser is not None else None
+        timed = choice is not None and not choice.blind
+        return make(rule, timed) if make is not None and rule.schedule.follows_times else None
 
     def follow_workers(self, probing: bool) -> None:
         """Give the local learning rates the factor that the rule has for this number of workers, none in a probe."""
@@ -189,10 +211,6 @@ class MeasuredChoices:
             factors = [[number, one / factor] for number, one in knobs["factors"]]
             knobs = {"rule": knobs["rule"] if chooser is not None else None, "factors": factors}
         return knobs
-
-
-def _of_one(factor: float) -> str:
-    return "" if factor == 1 else f"; the learning rate is {factor:.3g} times one worker's"
 
 
 logger = logging.getLogger("paceline")
@@ -313,12 +331,14 @@ class Tuner:
         )
         requests = [self._request(rank, row, mine) for rank, (rows, _) in enumerate(answers) for row in rows]
         verdicts = transport.gather_json([self._problem(one) for one in requests]) if requests else []
+        if self.measured.probing and self.measured.chooser is not None:
+            self.measured.chooser.time_more(transport, [row[1] for _, row in answers])
         return requests, verdicts, [row for _, row in answers]
 
     def decide(self, gathered: GatheredRequests) -> None:
         """Accept the requests that all workers can apply, and refuse the others."""
         requests, verdicts, measured = gathered
-        measured_change = self.measured.agree(measured, self.place()[0])
+        measured_change = self.measured.agree(measured)
         if measured_change is not None:
             self._decided.append(TuneRequest(measured_change[0], False, 0, why=measured_change[1]))
         self._asked = [one for one in self._asked if one not in requests]
@@ -361,24 +381,28 @@ class Tuner:
 
     def take_choice(self) -> Rule | None:
         """The rule that was chosen, if that has not taken effect yet; it does now."""
-        why = self.measured.take()
-        if why is None:
+        chosen = self.measured.take()
+        if chosen is None:
             return None
         if not self.rule.schedule.exchanges_blocks:
             self._stack = []  # of numbers that this rule has not
-        self._tell_rule(why)
+        self._tell_rule(chosen.why, chosen.blind)
+        if self._world.rank == 0 and (codec := self.rule.arguments.get("codec")) in COSTS:
+            logger.warning("auto: %s costs %s; in bf16 no exchange fits blocks of a good length", codec, COSTS[codec])
         return self.rule
 
-    def tell_rate(self) -> None:
-        """At attach: say so where the learning rate is not the program's and no choice of the rule will tell."""
-        if why := self.measured.at_once():
-            self._tell_rule(why)
+    def note_rate(self) -> None:
+        """At attach: log where the learning rate is not the program's and no choice of the rule will tell."""
+        if why := self.measured.at_once:
+            self._note("rule", rule=self.rule.text(), why=why, total_minibatches=0)
 
-    def _tell_rule(self, why: str) -> None:
-        """In the log, and where a user sees it without one: the program's output has the rate of one worker."""
-        if self._world.rank == 0:
-            logger.warning("%s", why)
-        self._note("rule", rule=self.rule.text(), why=why, total_minibatches=self.place()[1])
+    def _tell_rule(self, why: str, blind: bool = False) -> None:
+        """In one line, but for a `blind` choice, which times will change; and in the log."""
+        measured, at = self.measured, self.place()[1]
+        if self._world.rank == 0 and not blind:
+            logger.warning("%s", measured.line(why))
+        why = f"auto: {why}{measured.rate}"
+        self._note("rule", rule=measured.text, why=why, choice=measured.saved_choice(), total_minibatches=at)
 
     # -- applying ---------------------------------------------------------------------------------
 
@@ -439,9 +463,7 @@ class Tuner:
         about["block"] = request.block
         if request.why:
             about["why"] = request.why
-            if self._world.rank == 0:
-                moved = (f"{name} {was} -> {now}" for name, (was, now) in (request.values or {}).items())
-                logger.info("%s: %s", ", ".join(moved), request.why)
+            self._tell_rule(request.why)
         self._note("tune", **about, total_minibatches=request.minibatch)
         if request.by == self._world.rank and request.request_file:
             self._request_files.answer(request.request_file, {"applied": True, **about, "minibatch": request.minibatch})

@@ -129,8 +129,8 @@ class Monitor:
         self._goes_on = False  # whether exchanges overlap with computing
         self._told = told
         # seconds since the run began: computing, waiting for other workers, exchanging; waiting for data; waiting in
-        # exchanges of blocks, and these exchanges
-        self.spent, self.data_s, self.of_blocks = [0.0, 0.0, 0.0], 0.0, [0.0, 0.0]
+        # exchanges of blocks, exchanging in these, and what these took, part of it while the worker computed
+        self.spent, self.data_s, self.of_blocks = [0.0, 0.0, 0.0], 0.0, [0.0, 0.0, 0.0]
         self._left_out = 0  # contributions rejected so far
         self._in_a_row: Counter[int] = Counter()  # of each rank
         transport.on_failure(lambda rows: self.note("waiting", workers=rows))
@@ -195,6 +195,7 @@ class Monitor:
         if block:
             self.of_blocks[0] += timing.wait_s
             self.of_blocks[1] += exchange_s
+            self.of_blocks[2] += timing.took_s or exchange_s
         self._exchanges, self._block, self._since = self._exchanges + 1, block, now
         if summary is not None:
             line.left_out |= set(summary.left_out)

@@ -23,9 +23,10 @@ def test_simple_numbers() -> None:
 @pytest.mark.parametrize(
     ("exchange_s", "minibatch_s", "period"),
     [
-        (0.004, 0.01, 24),  # 0.4 * 49 = 19.6
-        (0.031, 0.0098, 192),  # 155
-        (0.001, 0.0049, 12),  # 10 exactly
+        (0.004, 0.01, 16),  # 0.4 * 49 = 19.6
+        (0.031, 0.0098, 256),  # 155
+        (0.001, 0.0049, 16),  # 10 exactly
+        (0.0016, 0.01, 4),  # 7.8
         (0.0001, 0.1, 4),  # 0.049: the least period
         (0.0, 0.1, 4),
         (0.0, 0.0, 4),
@@ -33,30 +34,11 @@ def test_simple_numbers() -> None:
         (9.0, 0.1, 512),  # the longest, whatever it costs
     ],
 )
-def test_the_least_simple_period_that_keeps_the_share(exchange_s: float, minibatch_s: float, period: int) -> None:
+def test_the_rough_period_that_is_nearest(exchange_s: float, minibatch_s: float, period: int) -> None:
     schedule = Paced(pace=Pace(share=0.02, least=4, longest=512))
     assert schedule.period_for(exchange_s, minibatch_s) == period
     if 4 < period < 512:
-        assert exchange_s / (exchange_s + period * minibatch_s) <= 0.02
-        wanted = least_period(exchange_s, minibatch_s, 0.02)
-        assert wanted <= period and simple(wanted) == period
-
-
-@pytest.mark.parametrize(
-    ("wanted", "settled", "first"),
-    [
-        (16, 16, 16),  # fits
-        (20, 16, 24),  # a quarter too much is let pass, but not at the first look
-        (21, 24, 24),
-        (10, 16, 12),  # 1.25 * 10 = 13 still needs 16
-        (9, 12, 12),  # 1.25 * 9 = 12 does not
-        (2, 4, 4),
-    ],
-)
-def test_a_settled_period_stays_where_it_nearly_fits(wanted: int, settled: int, first: int) -> None:
-    schedule = Paced(16, pace=Pace(share=0.5, least=4))  # share 1/2: tau* = e / c
-    assert schedule.period_for(wanted, 1.0, settled=True) == settled
-    assert schedule.period_for(wanted, 1.0) == first
+        assert period / 2 <= least_period(exchange_s, minibatch_s, 0.02) <= 2 * period
 
 
 @pytest.mark.parametrize(
@@ -79,7 +61,7 @@ def test_bad_numbers(wrong: dict[str, Any], said: str) -> None:
 
 
 def test_bounds_by_hand_make_sense() -> None:
-    with pytest.raises(RuleError, match=r"shortest period must be at least fragments \(6\) and overlap \(0\), got 4"):
+    with pytest.raises(RuleError, match=r"shortest period must be at least fragments \(6\), got 4"):
         Paced(8, fragments=6)
     with pytest.raises(RuleError, match="least must be a whole number"):
         Paced(8, pace=Pace(least=True))

@@ -10,6 +10,7 @@ resume, iteration continues after the last batch. :mod:`.iteration` makes the ba
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -317,6 +318,17 @@ class LoaderRegistry(RunData):
     def leads(self) -> bool:
         """Whether the optimizer steps within a pass over shared data."""
         return self._leader is not None
+
+    @property
+    def steps_of_pass(self) -> int | None:
+        """How many steps this worker makes in the active pass of the loader that it trains on; None if unknown."""
+        share, one = self.leading, self._under_way.get(self._leader) if self._leader is not None else None
+        if share is None or one is None:
+            return None
+        accumulated = (self._batches - one.batches_then) / max(1, self._made - one.steps_then)
+        with contextlib.suppress(TypeError):  # a loader of a stream has no length
+            return share.batches_of_worker() // max(1, round(accumulated))
+        return None
 
     @property
     def leading(self) -> SharedLoader | None:

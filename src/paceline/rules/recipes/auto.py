@@ -32,11 +32,11 @@ def auto(
 ) -> Rule:
     """The rule that measured times choose: synchronous steps where the network carries them, else block momentum.
 
-    The first steps are synchronous, and timed on every worker; then all choose the same (`paceline.rules.choice`).
-    Synchronous steps go on where they keep a worker for at most `share` of the time. Else it is `bmuf_adam` for Adam
-    and AdamW, and `bmuf` for other optimizers, with the mildest codec and the least period that keep exchanges at
-    `share`. The choice stays for the run, and a checkpoint holds it. Blocks are timed on, and all workers change the
-    period at the same place (`paceline.tuning`).
+    The first steps are synchronous, and timed on every worker; then all choose the same (`paceline.rules.choice`), by
+    rough steps. Synchronous steps go on where they keep a worker for at most `share` of the time. Else it is
+    `bmuf_adam` for Adam and AdamW, and `bmuf` for other optimizers: dense, else in bf16, with the least period whose
+    overlap hides an exchange. The choice stays for the run, and a checkpoint holds it. Only where exchanges take three
+    times as long, or a third, for a minute, the workers choose the period and the overlap again.
 
     Where gradients cannot be exchanged (`step(closure)`, several optimizers, a GradScaler, elastic runs, arrays of
     other libraries), and among virtual workers without a clock, it begins with blocks.
@@ -45,9 +45,9 @@ def auto(
     synchronous steps that of P a step.
 
     Args:
-        share: of the time that exchanges may keep a worker; the period is the least that does it.
+        share: of the time that exchanges may keep a worker in synchronous steps, or in blocks without overlap.
         first: minibatches of the first blocks, and of the shortest ones.
-        longest: minibatches of the longest blocks, whatever share exchanges then take.
+        longest: minibatches of the longest blocks, whatever time exchanges then take.
         probe: synchronous steps that are timed before the choice; 0 begins with blocks and chooses the period only.
         sync_rate: s, where synchronous steps have N^s times the learning rate of one worker; 0 leaves the rate.
         overlap: minibatches that are made while an exchange is under way; None chooses, and begins with 0.
@@ -79,8 +79,8 @@ AUTO = (
 """
         + BMUF
         + """
-tau = the least with  e / (e + tau c) <= share     (x: seconds that a gradient exchange, e: a block's, keeps a
-                                                    worker; c: of computing a minibatch)""",
+tau = the least whose overlap hides an exchange    (x: seconds that a gradient exchange keeps a worker beyond c,
+                                                    those of computing a minibatch)""",
         "those of sync, bmuf and bmuf_adam; the choice is ours",
         "You do not want to choose: it takes sync, bmuf or bmuf_adam by what the network allows, and says why.",
         auto,

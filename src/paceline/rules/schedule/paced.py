@@ -4,9 +4,8 @@
     share(tau) = e / (e + tau c)                  of the time goes into exchanging
     tau*       = ceil(e (1 - share) / (share c))  the least period that keeps it at `share`
 
-e is what exchanging the whole model once keeps a worker, c the time of a minibatch. tau* is rounded up to 1, 2, 3, 4,
-6, 8, 12, 16, 24, .. and kept between two bounds. A period that was measured before stays while tau* is at most a
-quarter above it, and while a quarter more than tau* would still need it: so noise does not change the period.
+e is what exchanging the whole model once keeps a worker, c the time of a minibatch. The period is the shortest one
+times the power of four that is nearest to tau*, within two bounds: so a factor of two either way changes nothing.
 
 Source: ours. That the best period balances the cost of an exchange against what is lost by stale models is in every
 treatment of local SGD; shorter ones learn more of a minibatch, so the least is taken.
@@ -22,7 +21,6 @@ from paceline.errors import RuleError
 from paceline.rules.schedule.base import Probe
 from paceline.rules.schedule.every_block import EveryBlock
 
-HYSTERESIS = 0.25
 PROBING = 1 << 30
 """The warm-up of a schedule whose probe is not over."""
 
@@ -79,11 +77,8 @@ class Paced(EveryBlock):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.pace.least < max(self.fragments, self.overlap):
-            raise RuleError(
-                f"the shortest period must be at least fragments ({self.fragments}) and overlap ({self.overlap}), got "
-                f"{self.pace.least}"
-            )
+        if self.pace.least < self.fragments:
+            raise RuleError(f"the shortest period must be at least fragments ({self.fragments}), got {self.pace.least}")
 
     @property
     def probing(self) -> bool:
@@ -99,23 +94,14 @@ class Paced(EveryBlock):
         """Where there are two periods to choose from."""
         return self.pace.least < self.pace.longest
 
-    def period_for(self, exchange_s: float, minibatch_s: float, settled: bool = False) -> int:
-        """The period for measured times.
-
-        Args:
-            exchange_s: e, seconds that exchanging the whole model once keeps a worker.
-            minibatch_s: c, seconds of a minibatch.
-            settled: whether the present period was measured before, and stays where it nearly fits.
-        """
+    def period_for(self, exchange_s: float, minibatch_s: float) -> int:
+        """The period for e, seconds that exchanging the model once keeps a worker, and c, those of a minibatch."""
         if exchange_s <= 0:
             return self.pace.least
         if minibatch_s <= 0:
             return self.pace.longest
-        wanted = least_period(exchange_s, minibatch_s, self.pace.share)
-        roomy = self.pace.bounded(simple(math.ceil(wanted * (1 + HYSTERESIS))))
-        if settled and wanted <= self.period * (1 + HYSTERESIS) and roomy >= self.period:
-            return self.period
-        return self.pace.bounded(simple(wanted))
+        times = least_period(exchange_s, minibatch_s, self.pace.share) / self.pace.least
+        return self.pace.bounded(self.pace.least * 4 ** max(0, math.ceil(math.log(times / 2, 4) - 1e-9)))
 
     def _shown(self) -> dict[str, object]:
         return super()._shown() | asdict(self.pace)
@@ -128,8 +114,8 @@ class Paced(EveryBlock):
         pace = self.pace
         if self.probe is not None:
             text = (
-                f"{self.probe.steps} timed synchronous steps, then as often as exchanges take {100 * pace.share:g} %: "
-                f"every step, or {pace.least} to {pace.longest}"
+                f"{self.probe.steps} timed synchronous steps, then every step where that takes {100 * pace.share:g} %, "
+                f"or {pace.least} to {pace.longest} minibatches"
             )
             return text if self.grow is None else f"{text}; {self.grow.describe()}"
         return (

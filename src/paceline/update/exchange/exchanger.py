@@ -202,6 +202,7 @@ class Timing:
 
     wait_s: float = 0.0  # seconds of waiting for other workers
     met_at: float | None = None  # when this worker knew that all had entered it, by its transport's clock; None before
+    took_s: float = 0.0  # from its beginning to its arrival, where the worker computed meanwhile
 
 
 # -- pack -----------------------------------------------------------------------------------------
@@ -280,6 +281,7 @@ class Exchanger:
         self.sequence = 0
         self.reports = reports if reports is not None else Reports()
         self.timing = Timing()  # of the exchange whose header was sent last, or that is being finished
+        self.arrived_at = 0.0  # when the last chunk of an overlapped exchange had arrived
         self.left: int | None = None  # number of the first exchange in which a worker had no more work
         self.awaited = False  # whether workers at the end of a pass wait for those that made the last exchange
 
@@ -357,6 +359,7 @@ class Exchanger:
         summary = pending_header.summary()
         if summary.weight > 0:
             chunk.prepare(total, summary)
+        self.arrived_at = self.transport.now()
         return total, state
 
     def sum(self, chunk: Chunk, x: Tensor, number: int) -> Steps[tuple[Tensor, State]]:
@@ -456,6 +459,7 @@ class InFlightExchange:
         self._exchanger, self._pending_header, self.overlapped = exchanger, pending_header, overlapped
         self._under_way, self._left = deque(under_way), deque(left)
         self._factor, self._number = factor, number
+        self._began_at = exchanger.transport.now() if overlapped else 0.0
 
     @classmethod
     def arrived(
@@ -526,6 +530,9 @@ class InFlightExchange:
                 else:
                     chunk.land(total, summary)
             self.send_more()
+        if overlapped:
+            exchanger = self._exchanger
+            exchanger.timing = replace(exchanger.timing, took_s=max(0.0, exchanger.arrived_at - self._began_at))
         if failure is not None:
             raise failure
         assert summary is not None

@@ -22,6 +22,7 @@ import numpy as np
 
 from paceline.communication.virtual.clock import Clock
 from paceline.errors import RuleError
+from paceline.rules.choice import Measured, hidden
 from paceline.rules.codec import Dense, Layout
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Bounded, EveryBlock
@@ -243,11 +244,13 @@ def forecasts(
 
 
 def _with_paced_period(rule: Rule, workload: Workload, network: Network, workers: int) -> Rule:
-    """The rule with the period that it would reach by the forecast times, where its period follows measured times."""
+    """The rule with the period and the overlap that the forecast times choose, where measured times do."""
     if not rule.schedule.follows_times or workers == 1:
         return rule
     exchange_s = _pace(rule, workload, network, workers).block.exchange_s
-    return replace(rule, schedule=replace(rule.paced, period=rule.paced.period_for(exchange_s, workload.step_s)))
+    overlaps = rule.schedule.probe is not None and rule.schedule.probe.overlap
+    period, overlap = hidden(Measured(workload.step_s, exchange_s), 1.0, rule.paced, overlaps)
+    return replace(rule, schedule=replace(rule.paced, period=period, overlap=overlap))
 
 
 def _pace(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:

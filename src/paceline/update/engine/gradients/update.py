@@ -555,8 +555,8 @@ class GradientExchanges:
     @property
     def sends_early(self) -> bool:
         """Whether chunks are sent before the pass is over; not with several optimizers, whose order could differ
-        between workers, nor in the first half of a probe."""
-        return len(self._run.owned) == 1 and self._run.tuner.measured.sends_early
+        between workers, nor in a probe, which times exchanges by themselves."""
+        return len(self._run.owned) == 1 and not self._run.tuner.measured.probing
 
     @property
     def each_step(self) -> bool:
