@@ -225,6 +225,7 @@ def test_what_cannot_be_shared_or_logged_is_refused_by_name() -> None:
     for value in ("abc", None, torch.ones(3)):
         with pytest.raises(paceline.UnsupportedError, match=r"run\.log\(loss=\.\.\) takes a number"):
             run.log(loss=value)  # type: ignore[arg-type]
+    run.log(loss=torch.ones((), requires_grad=True))  # torch warns of its conversion
     with pytest.raises(paceline.UnsupportedError, match=r"restore takes what run\.snapshot\(\) gave, got a int"):
         run.restore(5)
     run.close()

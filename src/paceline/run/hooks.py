@@ -122,7 +122,7 @@ class Mistakes:
         found: dict[str, float] = {}
         for name, value in values.items():
             try:
-                found[name] = float(value)
+                found[name] = float(value.detach() if isinstance(value, Tensor) else value)
             except (TypeError, ValueError, RuntimeError) as error:
                 text = f"run.log({name}=..) takes a number, or a tensor of one element, got {str(value)[:80]!r}"
                 raise UnsupportedError(self._world.sign(text)) from error
