@@ -168,4 +168,4 @@ def test_the_functions_that_the_map_names_exist() -> None:
 
 @pytest.mark.parametrize("text", re.findall(r'--rule "([^"]+)"', TEXT))
 def test_rules_that_are_named_exist(text: str) -> None:
-    assert paceline.rule_from_text(text)
+    assert ":" in text or paceline.rule_from_text(text)  # a module of the reader's own

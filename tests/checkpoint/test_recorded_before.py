@@ -109,6 +109,6 @@ def test_the_report_of_an_event_log_of_before(
         main()
     assert not ended.value.code
     told = capsys.readouterr().out
-    for figure in ("bmuf(period=3, reproducible=True)", "3.7501", "1.8751", "12.3 s", "3.25", "3.74 kB"):
+    for figure in ("bmuf(period=3, reproducible=True)", "3.7501", "1.8751", "12.3 s", "6.5", "3.74 kB"):
         assert figure in told
     assert (tmp_path / "index.html").stat().st_size > 10_000

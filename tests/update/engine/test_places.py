@@ -339,8 +339,6 @@ def test_parts_of_different_lengths(rule: str) -> None:
 def test_a_worker_without_a_batch() -> None:
     outs = simulate(Program("sync", samples=4, batch=1), 3)
     assert_together(outs, "sync")
-    outs = simulate(Program("sync", samples=1, batch=1), 2)
-    assert_together(outs, "sync")
 
 
 # -- passes that the program leaves ------------------------------------------------------------------------------------
