@@ -14,6 +14,7 @@ from paceline import rule_from_text
 from paceline.errors import RuleError
 from paceline.rules.choice import (
     LADDER,
+    MARGIN,
     Choice,
     Measured,
     choose,
@@ -32,8 +33,8 @@ SGD = {"dense": 1.0, "bf16": 0.5, "int8": 0.25, "e3m0": 0.125}
 
 
 def what(ratio: float, schedule: Paced = AUTO, sizes: Any = SGD, chunks: int = 1, of_pass: int | None = None) -> Any:
-    """(codec, period, overlap) where an exchange takes `ratio` times as long as computing."""
-    choice = choose(Measured(1.0, ratio, of_pass), schedule, sizes, chunks)
+    """(codec, period, overlap) where 1.25 times an exchange takes `ratio` times as long as computing."""
+    choice = choose(Measured(MARGIN, ratio, of_pass), schedule, sizes, chunks)
     return (choice.codec, choice.period, choice.overlap) if not choice.lockstep else ("lockstep",)
 
 
@@ -83,7 +84,7 @@ def test_of_adam_and_of_small_models_only_dense_is_left() -> None:
 def test_a_given_overlap_stays() -> None:
     """Of 2 minibatches 1 is left: 49 would be needed, for which 64 is the nearest power of four times 4."""
     given_one = Paced(4, overlap=1, probe=Probe(overlap=False, codec=False))
-    assert what(2.0, given_one, {"": 1.0}) == ("", 64, 1)
+    assert what(2.0 * MARGIN, given_one, {"": 1.0}) == ("", 64, 1)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_it_chooses_again_where_exchanges_take_three_times_as_long_for_a_minute(
     assert not any(go(controller, minute + 5))
     timer.times = (0.1 * factor, 0.2)
     assert go(controller, minute + 1) == [False] * minute + [bool(again)]
-    found = controller.agree([["times", 8.0, 1.0, None]], Paced(4, overlap=2))
+    found = controller.agree([["times", 6.0, 1.0, None]], Paced(4, overlap=2))
     assert found is not None and found[0] == {"period": 8, "overlap": 8}
     assert not any(go(controller, 2 * minute)), "this is usual now"
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the recipe `auto` chooses from measured times.
 
-    r = e / c, rounded up to 2 * 4^k            e: seconds of a gradient exchange, c: of computing a minibatch
+    r = 1.25 e / c, rounded up to 2 * 4^k       e: seconds of a gradient exchange, c: of computing a minibatch
 
     synchronous steps    where what the backward pass leaves of an exchange takes at most `share` of the time
     else blocks          of the first codec of `LADDER` under which n = ceil(r * bytes / F) minibatches hide an exchange
@@ -45,6 +45,8 @@ LADDER = ("dense", "bf16", "int8", "e3m0")
 COSTS = {"int8": "nothing that was measured (-0.1 % of the loss)", "e3m0": "0.7 % of the loss (0 to 1.4 %)"}
 GOOD = 4
 """The longest good period, in multiples of the first: longer ones cost more than codecs of 4 bits."""
+MARGIN = 1.25
+"""An overlapped exchange has at least a quarter more time than it was measured to take."""
 WORTH = 2 / 3
 """A codec's bytes over those of the one before, at most."""
 SMALL = 1 << 20
@@ -80,7 +82,7 @@ class Measured:
     @property
     def ratio(self) -> float:
         """r, rough."""
-        return rough(self.exact)
+        return rough(MARGIN * self.exact)
 
     @property
     def words(self) -> str:
