@@ -93,6 +93,7 @@ def judged(case: Case, rule: str, out: Path) -> dict[str, Any]:
     work, begun = folder(out, name, case), time.monotonic()
     start = [sys.executable, "-m", "paceline", "run", "--workers", str(case.workers), "--rule", rule, "--log", "log"]
     code, err = run([*start, "--timeout", "30", "train.py"], work, BATCH, 1, case.limit_s)
+    err += "".join(path.read_text(errors="replace") for path in sorted((work / "log" / "output").glob("rank-*.err")))
     told = [line[:300] for line in err.splitlines() if OURS.search(line) and not USUAL.search(line)]
     workers = [notes(path) for path in sorted((work / "log" / "output").glob("rank-*.out"))]
     verdict, why = verdict_of(case, Seen(rule, workers, notes(alone / "out.txt")), code, told, err)

@@ -107,7 +107,7 @@ def test_a_plain_click_command_gets_its_arguments_as_they_are(site: Path) -> Non
 @pytest.mark.parametrize(("command", "distribution"), PACKAGES.items())
 def test_a_package_that_is_not_installed_says_what_to_install(command: str, distribution: str, site: Path) -> None:
     result = run(command, "train", "--out", "x")
-    assert result.exit_code == 2 and f"pip install {distribution}," in said(result)
+    assert result.exit_code == 2 and f"pip install {distribution} (in" in said(result)
     assert f" {command} " not in said(run("--help"))
 
 
@@ -117,7 +117,7 @@ def test_a_package_that_is_not_installed_says_what_to_install(command: str, dist
         ("import nothing_of_this_name", "acme:app", "No module named 'nothing_of_this_name'"),
         ("x = 1", "acme:app", "module 'acme' has no attribute 'app'"),
         ("raise RuntimeError('no licence')", "acme:app", "RuntimeError: no licence"),
-        ("app = 3", "acme:app", "must be a typer.Typer or a click command, got int"),
+        ("app = 3", "acme:app", "has to give a command, and gives a int"),
         ("app = 3", "", "acme-tools has this command"),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 import paceline
+from paceline.cli.launch.messages import Messages
 from paceline.cli.run import failure, output
 from paceline.cli.run.status import describe
 from paceline.observe.reports.live import LiveSnapshot
@@ -68,7 +69,9 @@ def test_lines_are_made_readable() -> None:
 
 def test_markup_in_a_workers_line_is_not_ours() -> None:
     sheet = StringIO()
-    output.prefixed_on_terminal(Console(file=sheet, width=20))(1, "loss [bold]1.5[/] " + "x" * 30, False)
+    output.shower(Console(file=sheet, width=20, force_terminal=True, color_system=None))(
+        1, "loss [bold]1.5[/] " + "x" * 30, False
+    )
     assert sheet.getvalue() == "[1] loss [bold]1.5[/] " + "x" * 30 + "\n"
 
 
@@ -128,18 +131,16 @@ def test_progress_bars_are_shown_of_one_worker(shown: Shown, tmp_path: Path) -> 
         assert [line for rank, line, kind in shown if rank == 5 and kind is is_error] == ["a line", "end"]
 
 
-def test_the_status_line_tells_the_snapshot() -> None:
+def test_the_status_line_begins_with_what_matters_and_is_whole() -> None:
     shot = LiveSnapshot(4, "bmuf()", {0: 600, 1: 634}, 411.6, 3, 0.5, 1.49834, 0.042)
-    assert describe(shot, 4).plain == (
-        "end unknown | epoch 3 (50 %) | 1,234 minibatches (412/s) | 600 to 634 a worker | loss 1.4983 | efficiency 96 %"
-    )
+    front = "loss 1.4983 | efficiency 96 % | 412 minibatches/s | "
+    assert describe(shot, 4).plain == front + "epoch 3 (50 %) | 1,234 minibatches"
     known = describe(replace(shot, whole=(0.35, 130.0)), 4).plain
-    assert known.startswith("35 % of the run, 2 min 10 s left | epoch 3 (50 %) | ")
-    assert describe(replace(shot, whole=(0.1, None)), 4).plain.startswith("10 % of the run | ")  # no pace yet, no guess
-    pushing = replace(shot, delay=2.9444, lost=(2, 5))
-    assert describe(pushing, 4).plain == describe(shot, 4).plain + " | delay 2.94 | lost: workers 2, 5"
-    assert describe(replace(shot, data_share=0.01), 4) == describe(shot, 4)
-    assert describe(replace(shot, data_share=0.125), 4).plain == describe(shot, 4).plain + " | waiting for data 12 %"
+    assert known == front + "35 % of the run, 2 min 10 s left"
+    assert " | 10 % of the run | " in describe(replace(shot, whole=(0.1, None)), 4).plain  # no pace yet, no guess
+    pushing = replace(shot, epoch=None, delay=2.9444, lost=(2, 5), data_share=0.125, effective=1.9)
+    assert describe(pushing, 4).plain == front + "lost: workers 2, 5 | waiting for data 12 %"  # 1.9 does not fit
+    assert "1.9 effective workers of 4" in describe(replace(pushing, data_share=0.01, loss=None), 4).plain
     assert describe(LiveSnapshot(), 4).plain == "4 workers running, none attached yet"
 
 
@@ -174,17 +175,6 @@ def test_a_keeper_whose_notes_find_no_place_tells_by_its_own_end(tmp_path: Path)
         assert process.poll() == code
 
 
-def test_a_full_disk_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(output, "MIN_FREE_BYTES", 1 << 80)
-    times = iter(range(0, 100, 10))
-    look = output.DiskWatcher(tmp_path, lambda: float(next(times)))
-    for _ in range(3):
-        look.look()
-    assert capsys.readouterr().err.count("is on a full disk") == 1
-
-
 def trace(*frames: str, end: str) -> list[str]:
     """A traceback through functions of some files."""
     lines = [line for path in frames for line in (f'  File "{path}", line 3, in f', "    f(x)", "    ^^^^")]
@@ -212,24 +202,42 @@ def test_frames_that_are_not_the_users_are_folded(tmp_path: Path) -> None:
     assert sum("File" in line for line in failure.error_lines(path, 0)[1]) == 2
 
 
-def test_the_same_traceback_is_shown_once(tails: output.Tails, shown: Shown, tmp_path: Path) -> None:
-    tails.finish()
-    shown.clear()
-    same = trace("/home/me/train.py", end="ValueError: odd in rank {rank}")
-    for rank in range(3):
-        for name in ("out", "err"):
-            (tmp_path / f"{rank}.{name}").touch()
+def failing(tmp_path: Path, shown: Shown, failed: bool) -> list[str]:
+    """What is shown of two workers that print the same traceback, of which one goes on."""
+    tails = output.Tails(lambda rank, line, is_error: shown.append((rank, line, is_error)), lambda: 0.0)
+    (tmp_path / "0.out").unlink(missing_ok=True)
+    for rank in (0, 1):
         tails.follow(rank, tmp_path / f"{rank}.out", tmp_path / f"{rank}.err")
-    for line in same:  # all say it at once, line by line
-        for rank in range(3):
-            with (tmp_path / f"{rank}.err").open("a") as file:
-                file.write(line.format(rank=rank) + "\n")
-        tails.read()
-    with (tmp_path / "1.err").open("a") as file:
-        file.write("after\nTraceback (most recent call last):\n  cut off")
-    tails.finish()
-    assert [line for rank, line, _ in shown if rank == 0] == [line.format(rank=0) for line in same]
-    told = "ValueError: odd in rank 1  (the same traceback as worker 0)"
-    cut = ["Traceback (most recent call last):", "  cut off"]
-    assert [line for rank, line, _ in shown if rank == 1] == [told, "after", *cut]
-    assert len([line for rank, line, _ in shown if rank == 2]) == 1
+        (tmp_path / f"{rank}.err").write_text(
+            "\n".join(["before", *trace("/home/me/a.py", end="ValueError"), "after\n"])
+        )
+    tails.read()
+    (tmp_path / "0.out").write_text("goes on\n")
+    tails.read()
+    tails.finish(failed)
+    return [line for rank, line, _ in shown if rank == 1]
+
+
+def test_the_traceback_of_a_worker_that_fails_is_left_to_the_panel(tmp_path: Path, shown: Shown) -> None:
+    assert failing(tmp_path, shown, True) == ["before"]
+    lines = [line for rank, line, _ in shown if rank == 0]
+    assert lines[0] == "before" and lines[-2:] == ["after", "goes on"] and len(lines) == 8
+    shown.clear()
+    assert len(failing(tmp_path, shown, False)) == 7
+
+
+def test_messages_of_workers_are_counted_and_not_shown() -> None:
+    messages = Messages()
+    assert messages.shown(1, "paceline: train.py:3: split among 2 workers", True) == ""
+    assert messages.shown(0, "paceline: warning: auto: bmuf(period=8)", True) == "auto: bmuf(period=8)"
+    for rank in (0, 1, 1):
+        messages.shown(rank, f"paceline: warning: the disk is full [rank {rank} of 2 on vm]", True)
+        messages.shown(rank, f"paceline: warning: the contribution of worker 1 was rejected in {rank} of 3", True)
+    assert messages.warnings == [
+        "the disk is full (2 times)",
+        "the contribution of worker 1 was rejected in 1 of 3 (2 times)",
+    ]
+    for line in ("epoch 1: loss 0.5, val loss 0.4", "epoch 2: loss: 2.5e-1", "a test", "validated"):
+        assert messages.shown(0, line, False) == line
+    messages.shown(1, "loss 7", False)
+    assert (messages.loss, messages.held_out) == ("2.5e-1", "epoch 1: loss 0.5, val loss 0.4")

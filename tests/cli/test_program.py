@@ -65,7 +65,6 @@ def test_an_executable_is_known_by_its_first_bytes(content: bytes) -> None:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("train.py", b"this is no Python, and Python says why"),
         ("train.py", b"#!/bin/sh\n# the name says that it is Python\n"),
         ("train", b"print(1)\n"),
         ("train", b"#!/usr/bin/env python3\nprint(1)\n"),

@@ -321,31 +321,6 @@ def test_a_host_that_meets_nobody_says_so(script: Script) -> None:
     assert "never" not in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--workers", 0], "--workers must be at least 1, got 0"),
-        (["--rule", "bmuf(periode=4)"], "did you mean 'period'"),
-        (["--rule", "bmuff"], "there is no rule 'bmuff'"),
-        (["--rule", "__import__('os')"], "--rule: "),
-        (["--hosts", 2], "--hosts 2 needs --master HOST:PORT"),
-        (["--hosts", 2, "--master", "node0"], "got 'node0'"),
-        (["--hosts", 2, "--master", "node0:99999"], "got 'node0:99999'"),
-        (["--host-index", 1], "--host-index must lie in 0..0"),
-        (["--timeout", 0], "--timeout must be at least 1 second, got 0.0"),
-        (["--tls", "nowhere"], "--tls: no cert.pem, key.pem, ca.pem in nowhere"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_starts(
-    script: Script, tmp_path: Path, arguments: list[object], says: str
-) -> None:
-    result = run(*arguments, script("print('never')"))
-    assert result.exit_code == 2
-    assert says in result.stderr
-    assert "never" not in result.stdout
-    assert not (tmp_path / "paceline-logs").exists()
-
-
 def test_the_help_shows_twelve_options_and_names_the_way_to_all() -> None:
     few, every = (re.findall(r"^  (--?[a-z-]+)", run(how).stdout, re.MULTILINE) for how in ("--help", "--help-all"))
     assert len(few) == 12 + 1 and set(few) < set(every) and few[:2] == ["--workers", "--hosts"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.run import checks
 from paceline.errors import CheckpointError, UnsupportedError
+from paceline.flow.lock import Lock
 from paceline_plugins.sites import saved_plan
 
 PLAN = saved_plan.SavedPlan(["python", "x.py"], {"A": "b"}, "/", 3, ("::1", 7000), True, (2, 8), 60.0, None, None, 12.5)
@@ -42,11 +42,11 @@ def test_what_is_no_record_is_refused(tmp_path: Path, text: str | None, says: st
 
 
 def test_there_is_one_launcher(tmp_path: Path) -> None:
-    lock = checks.Lock(tmp_path)
+    lock = Lock(tmp_path)
     with pytest.raises(UnsupportedError, match=r"still runs \(process \d+\)"):
-        checks.Lock(tmp_path)
+        Lock(tmp_path)
     lock.close()
-    checks.Lock(tmp_path).close()
+    Lock(tmp_path).close()
 
 
 @pytest.mark.processes
@@ -54,8 +54,8 @@ def test_a_killed_launcher_leaves_no_lock(tmp_path: Path) -> None:
     code = f"""
 import os
 from pathlib import Path
-from paceline.cli.run import checks
-lock = checks.Lock(Path({str(tmp_path)!r}))
+from paceline.flow.lock import Lock
+lock = Lock(Path({str(tmp_path)!r}))
 os.kill(os.getpid(), 9)
 """
     assert (
@@ -64,4 +64,4 @@ os.kill(os.getpid(), 9)
         ).returncode
         == -9
     )
-    checks.Lock(tmp_path).close()
+    Lock(tmp_path).close()

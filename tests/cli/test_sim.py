@@ -97,22 +97,6 @@ def test_the_bits_are_those_of_real_processes(rule: str) -> None:
         assert all(torch.equal(virtual[name], real[name]) for name in real)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--workers", 0, "train.py"], "--workers must lie in 1..4096, got 0"),
-        (["--workers", 4, "--hosts", 5, "train.py"], "--hosts must lie in 1..4"),
-        (["--rule", "bmuff", "train.py"], "--rule: "),
-        (["--rule", "train:rule", "train.py"], "--rule train:rule would import the program train.py, and train"),
-        (["nothing.py"], "the program nothing.py does not exist"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_starts(options: list[object], says: str) -> None:
-    result = invoke("sim", *options)
-    assert result.exit_code == 2 and says in result.stderr
-    assert not Path("paceline-logs").exists()
-
-
 def test_the_panel_names_the_worker_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process itself is played: it leaves what `paceline.forecast.sim.program` leaves."""
     from paceline.cli import sim

@@ -84,7 +84,7 @@ def test_what_cannot_work_is_refused_before_the_start(script: Script, monkeypatc
     assert "paceline[tensorboard]" in refused("--tensorboard", "board")
     assert "was given nothing" in refused("--tensorboard", "")
     assert "prometheus_client" in refused("--metrics", 9400)
-    assert "leave one of them out" in refused("--checkpoint", "steps", "--restarts", 1)
+    assert "where --checkpoint cannot go on" in refused("--checkpoint", "steps", "--restarts", 1)
     Path("steps/step-000000100").mkdir(parents=True)
     assert "holds step-000000100 of an earlier run" in refused("--checkpoint", "steps")
 

@@ -55,7 +55,7 @@ def test_a_finished_run_is_shown_once(tmp_path: Path) -> None:
     rows = [line.split() for line in text.splitlines() if " host-" in line]
     assert rows[0] == ["0", "host-0", "closed", "40", "128", "10", "%", "30", "%", "10", "%", "0"]
     assert rows[1] == ["1", "host-1", "closed", "40", "128", "10", "%", "30", "%", "10", "%", "1"]
-    assert text.count("worker 1 left out of exchange 8: norm 12 is much") == 1  # both tell of it
+    assert text.count("worker 1's contribution was rejected in exchange 8: norm 12 is much") == 1  # both tell of it
     assert "exchange 9: norm 12 is much (3 in a row: probably broken)" in text
     assert text.count("saved /kept") == 1
 

@@ -117,7 +117,7 @@ def test_two_machines_are_one_run(pair: Machines, project: Path) -> None:
     assert process.returncode == 0, said
     assert "[host0 0] attached as 0 of 2 host0 first -" in said, said
     assert "[host1 1] attached as 1 of 2 host1 first told" in said, said
-    assert "host1: bringing" in said and "2 workers finished after" in said, said
+    assert "host1: copying" in said and "2 workers finished" in said, said
     run = read_run(project / "logs")
     assert [worker.rank for worker in run.workers] == [0, 1]
     nothing_is_left(pair, project)
@@ -125,7 +125,7 @@ def test_two_machines_are_one_run(pair: Machines, project: Path) -> None:
     (project / "helper.py").write_text("WORD = 'second'")  # only what changed is brought again
     process = start(pair, project, "--overwrite", "--workers", "2", "train.py", "once")
     said = finish(process)
-    assert process.returncode == 0 and "host1: bringing 1 file (" in said, said
+    assert process.returncode == 0 and "host1: copying 1 file (" in said, said
     assert "[host1 3] attached as 3 of 4 host1 second told" in said, said
 
 

@@ -124,10 +124,11 @@ def test_the_console_is_the_last_wall(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_workers_print_is_text_on_a_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sheet = io.StringIO()
-    for show in (output.prefixed_on_terminal, output.rank_0_on_terminal):
-        show(Console(file=sheet, force_terminal=True))(0, f"\x1b[32mx\x1b[0m{EVIL}", False)
+    for rank_0_only in (False, True):
+        show = output.shower(Console(file=sheet, force_terminal=True), rank_0_only)
+        show(0, f"\x1b[32mx\x1b[0m{EVIL}", False)
     assert harmless(sheet.getvalue()) and "\x1b[32m" in sheet.getvalue()
-    output.prefixed(0, f"x{CLEAR}", False)  # into a file: as it is
+    output.shower(Console(file=sheet))(0, f"x{CLEAR}", False)  # into a file: as it is
     assert capsys.readouterr().out == f"[0] x{CLEAR}\n"
     path = tmp_path / "err"
     path.write_text(

@@ -65,8 +65,8 @@ def test_a_function_trains_in_processes_and_returns_each_result(capfd: pytest.Ca
             programs.lock,
             "of 2 failed: paceline.errors.UnsupportedError: the function's result, lock, cannot be given back",
         ),
-        (programs.nested, "launch was called inside a worker that launch has started"),
-        (programs.leave, "rank 0 of 2 ended well, and returned nothing"),
+        (programs.nested, "launch was called inside a worker of launch"),
+        (programs.leave, "rank 0 of 2 returned nothing"),
         (programs.kill_one, "the workers ended with exit code 137"),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_checkpoint_of_workers_that_waited_is_refused(growth: dict[str, int] |
 
 def test_two_runs_over_one_parameter() -> None:
     model = nn.Linear(3, 1)
-    refused("stands in two optimizers", model, [sgd(model.parameters()), sgd([model.weight])])
+    refused("is in two optimizers", model, [sgd(model.parameters()), sgd([model.weight])])
 
 
 def test_a_parameter_that_the_model_lacks() -> None:

@@ -196,7 +196,9 @@ def figure(program: Program, done: Done) -> float | None:
 def told(done: Done) -> list[str]:
     """What was said by us: lines of zero lines, and a refusal or an error."""
     output = done.output().replace(str(done.folder), "").splitlines()
-    lines = [line for line in output if line.startswith("paceline: ")]
+    log = done.folder / "log" / "output" / "rank-000.err"
+    logged = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    lines = [line for line in [*output, *logged] if line.startswith("paceline: ")]
     if done.code != 0:
         first = next((n for n, line in enumerate(output) if OURS.search(line)), max(0, len(output) - 12))
         lines += [line.strip("│ ")[:1000] for line in output[first : first + 12]]

@@ -392,13 +392,9 @@ class AutoCheckpointer:
         """Another step falls due, and the last one was never taken."""
         if not self._warned:
             self._warned = True
-            logger.warning(
-                "%s",
-                self._world.sign(
-                    f"no checkpoint was taken: one was due after exchange {due.count}, and the top of your loop was "
-                    f"not seen before the next was due; {CURE}, or give a larger every_blocks"
-                ),
-            )
+            text = f"no checkpoint was taken: one was due after exchange {due.count}, and the top of your loop was not"
+            more = f"seen before the next was due; {CURE}, or give a larger every_blocks"
+            logger.warning("%s", self._world.sign(f"{text} {more}"))
         if self._place_seen:
             self._writer.submit(StepReport(due.count, self._source.about(), missing="its loop had no place for it"))
 
@@ -461,27 +457,30 @@ class AutoCheckpointer:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def leave(self, shared: bool) -> None:
+    def leave(self, shared: bool, final: bool = False) -> None:
         """The program has ended, and the workers have not parted: take the step that is due.
 
         Args:
             shared: whether it iterated over shared data, which ends iterations.
+            final: whether a step is due now, unless one was at this exchange.
         """
+        if final and not self._due and (self._source.exchange_position().count - self._base) % self._every:
+            self._due = self._source.exchange_position()
         if self._due is not None:
             self._writer.free.wait()  # every wait in that thread has a deadline
         if self._place_seen or shared:
             take = self.at_iteration_end(last=True)
             if take is not None:
                 take()
-        if not (self._marks or self._has_steps) and self._world.rank == 0:  # the one sign that there is no way back
+        if (
+            not (self._marks or self._has_steps or final) and self._world.rank == 0
+        ):  # the one sign that there is no way back
             made = self._source.exchange_position().count - self._base
-            logger.warning(
-                "%s",
-                self._world.sign(
-                    f"no checkpoint was written: one is due every {self._every} exchanges, and the run made {made}; "
-                    "give attach a smaller every_blocks, or save the model at the program's end"
-                ),
+            text = (
+                f"no checkpoint was written: one is due every {self._every} exchanges, and the run made {made}; give a"
             )
+            more = "smaller every_blocks (--checkpoint-every), or save the model at the program's end"
+            logger.warning("%s", self._world.sign(f"{text} {more}"))
         self._ended = not self._writer.stopped
         self._writer.stopped = True
 

@@ -113,15 +113,6 @@ class Commands(TyperGroup):
         except (OSError, UnicodeError) as error:
             refuse(str(error))
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Below the list of commands: those that paceline's own commands hide."""
-        super().format_epilog(ctx, formatter)
-        others = [entry for name in self._own for entry in self._offered.get(name, []) if not _is_ours(entry)]
-        hidden = [f"{entry.name} of {distribution(entry)}" for entry in others]
-        if hidden:
-            formatter.write_paragraph()
-            formatter.write_text(f"Not used, as paceline has a command of that name: {', '.join(hidden)}.")
-
 
 class Installed(TyperCommand):
     """A command of another distribution, imported when it is called.
@@ -157,10 +148,8 @@ class Installed(TyperCommand):
         name = str(self.name)
         if not self._entries:
             package = PACKAGES[name]
-            refuse(
-                f"paceline {name} is a command of {package}, which is not installed: pip install {package}, or in a "
-                f"checkout of paceline: pip install ./packages/{package.removeprefix('paceline-')}"
-            )
+            where = f"pip install {package} (in a checkout: ./packages/{package.removeprefix('paceline-')})"
+            refuse(f"paceline {name} is a command of {package}, which is not installed: {where}")
         if len(self._entries) > 1:
             refuse(f"paceline {name}: {self._owners()} have a command of this name; uninstall all but one of them")
         (entry,) = self._entries
@@ -171,10 +160,7 @@ class Installed(TyperCommand):
             refuse(f"paceline {name}: {distribution(entry)} has this command, and {entry.value} fails with {reason}")
         command = typer.main.get_command(result) if isinstance(result, typer.Typer) else result
         if not callable(getattr(command, "main", None)):
-            refuse(
-                f"paceline {name}: {entry.value} of {distribution(entry)} must be a typer.Typer or a click command, "
-                f"got {type(result).__name__}"
-            )
+            refuse(f"paceline {name}: {distribution(entry)} has to give a command, and gives a {type(result).__name__}")
         return command
 
     def _owners(self) -> str:

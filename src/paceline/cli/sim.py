@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,10 +15,9 @@ from paceline.cli.console import err, error_panel, near, refuse
 from paceline.cli.console.program_options import Arguments, AsIs, Log, Overwrite, RandomData, RuleText, with_records
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import checks, failure, start
-from paceline.cli.run.conclusion import clear, point_at_logs, stopped
+from paceline.cli.run.conclusion import clear, finished, point_at_logs, stopped
 from paceline.cli.run.options import ProgramOptions
 from paceline.cli.run.program import python_program, starter
-from paceline.observe.reports.summary import seconds_text
 
 if TYPE_CHECKING:
     from paceline.cli.launch.launch import Outcome
@@ -66,9 +64,8 @@ def command(
     bare = starter().serves(program, about, workers)
     lines = "as-is" if not bare else "random-data" if options.random_data else "zero"
     directory = checks.log_directory(options.log, LaunchCluster(workers), options.overwrite)
-    started = time.monotonic()
     outcome = _run((workers, hosts), [lines, *program.typed], rule, directory, options.quiet)
-    code = _conclude(outcome, workers, directory, time.monotonic() - started, options.quiet)
+    code = _conclude(outcome, workers, directory, options.quiet)
     if code == 0 and starter().work_not_shared(directory, about, program, workers, rule):
         code = 1
     raise typer.Exit(clear(directory, code, options.quiet))
@@ -95,7 +92,7 @@ def _run(size: tuple[int, int], program: list[str], rule: str | None, directory:
 FAILED = "failed"  # of paceline.forecast.sim.program, which loads torch
 
 
-def _conclude(outcome: Outcome, workers: int, directory: Path, seconds: float, quiet: bool) -> int:
+def _conclude(outcome: Outcome, workers: int, directory: Path, quiet: bool) -> int:
     """Print how the simulation ended; the exit code."""
     console, code = err(), 0
     if outcome.codes:
@@ -107,11 +104,10 @@ def _conclude(outcome: Outcome, workers: int, directory: Path, seconds: float, q
         cause = f"{type(outcome.error).__name__}: {outcome.error}"
         console.print(error_panel("the simulation was not started", Text(cause, style="bold red")))
         code = 1
-    elif not quiet:
-        plural = "s" if workers > 1 else ""
-        console.print(f"{workers} virtual worker{plural} finished after {seconds_text(seconds)}")
+    else:
+        code = finished(directory, quiet, workers, outcome.messages, "virtual worker")
     if not quiet:
-        point_at_logs(directory, always_output=True)
+        point_at_logs(directory)
     return code
 
 

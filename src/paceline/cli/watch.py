@@ -18,7 +18,7 @@ from rich.text import Text
 
 from paceline.cli.console import err, near, out, refuse
 from paceline.cli.run.checks import LOGS
-from paceline.cli.run.status import POLL_EVERY_S, describe
+from paceline.cli.run.status import POLL_EVERY_S, Redrawn, describe
 from paceline.extensions import PAGES, extension
 from paceline.observe.reports.elastic_events import CONTROL_LOG
 from paceline.observe.reports.live import Follower, Live, LiveSnapshot
@@ -103,10 +103,7 @@ def newest_run(path: Path) -> Path:
         return result
     if not path.is_dir():
         refuse(f"{path} {'is a file' if path.exists() else 'does not exist'}; give the log directory of a run")
-    refuse(
-        f"no run has logs in {near(path)} or in a directory below it; start one with "
-        f"`paceline run --log {near(path)} ...`, or give the directory that its --log named"
-    )
+    refuse(f"no run has logs in {near(path)} or below it; start one with paceline run, or give its log directory")
 
 
 def _find(path: Path) -> Path | None:
@@ -129,26 +126,11 @@ def _modified_at(directory: Path) -> float:
 
 
 def _on_terminal(live: Live, console: Console) -> None:
-    shown = _LiveView(live, console)
-    with Screen(shown, console=console, transient=True, refresh_per_second=4):
+    with Screen(Redrawn(lambda: view(live, console)), console=console, transient=True, refresh_per_second=4):
         while not live.over:
             time.sleep(POLL_EVERY_S)
     live.poll()
     console.print(view(live, console))
-
-
-class _LiveView:
-    """Reads the logs when drawn, at most every `POLL_EVERY_S`."""
-
-    def __init__(self, live: Live, console: Console) -> None:
-        self._live, self._console = live, console
-        self._read_at = 0.0
-
-    def __rich__(self) -> RenderableType:
-        if time.monotonic() - self._read_at >= POLL_EVERY_S:
-            self._live.poll()
-            self._read_at = time.monotonic()
-        return view(self._live, self._console)
 
 
 def _in_lines(live: Live, console: Console) -> None:
@@ -257,7 +239,7 @@ def _columns(width: int, counted: bool, excluded: bool) -> Table:
     table.add_column("host", no_wrap=True, max_width=12 if width < 100 else 24)
     table.add_column("state", no_wrap=True)
     names = ["minibatches", "samples/s" if counted else "batches/s", "exchange", "wait", "data"]
-    for name in [*names, *(["left out"] if excluded else []), "last word"]:
+    for name in [*names, *(["rejected"] if excluded else []), "last word"]:
         table.add_column(name, justify="right", no_wrap=True)
     return table
 

@@ -56,6 +56,11 @@ from paceline.update.engine.protocol import EngineProtocol, GlobalModel
 from paceline.update.engine.settings import Settings
 from paceline.update.monitor import Monitor, TrainingProgress
 
+MOMENTS = (
+    "block momentum of bmuf comes on top of {}'s own moments and takes it too far, most where blocks are short; take "
+    "bmuf_adam, auto or averaging"
+)
+
 
 class RunState:
     """The state of one worker; `membership` is that of an elastic run, and `engine` is None with one worker."""
@@ -183,12 +188,8 @@ class RunState:
         """A copy of the state in memory; refused in the warm-up of a block rule, and under asynchronous rules."""
         world, rule = self._context.transport.world, self._context.rule
         if world.size > 1 and not rule.schedule.can_go_back(self._context.progress.warm):
-            raise UnsupportedError(
-                world.sign(
-                    f"{rule.text()} cannot go back to a state in memory now: not in a warm-up, and not "
-                    "where each worker exchanges by itself"
-                )
-            )
+            text = f"{rule.text()} cannot go back to a state in memory in a warm-up, or where workers exchange alone"
+            raise UnsupportedError(world.sign(text))
         return copy.deepcopy(self.capture())
 
     # -- restore ----------------------------------------------------------------------------------
@@ -485,6 +486,9 @@ def start(parts: RunParts, run: Any) -> None:
     text = context.rule.text() if parts.membership is not None else parts.state.rule_text
     context.monitor.attached(text, elements, buffer_elements(context.model))
     context.tuner.note_rate()
+    adaptive = [type(one).__name__ for one, _ in context.owned if "betas" in one.defaults]
+    if adaptive and context.rule.name == "bmuf" and context.transport.world.size > 1:
+        parts.mistakes.warn("moments", MOMENTS.format(adaptive[0]))
 
 
 def resume_run(parts: RunParts, path: str | Path | None) -> bool:
@@ -529,7 +533,8 @@ def finish(parts: RunParts) -> None:
     """End the run together with all workers."""
     parts.context.loaders.leave()
     if parts.checkpointer is not None:
-        parts.checkpointer.leave(parts.context.loaders.leads)
+        shared = parts.context.loaders.leads or parts.context.settings.data == "split"
+        parts.checkpointer.leave(shared, parts.context.settings.data == "split")
     parts.hooks.finish()
     if parts.engine is not None:
         parts.engine.shutdown()
@@ -601,12 +606,8 @@ def _checkpointer(context: RunContext, membership: flow.ElasticMembership | None
     settings, world = context.settings, context.transport.world
     assert settings.checkpoint is not None
     if world.size > 1 and not context.rule.schedule.workers_meet:
-        raise UnsupportedError(
-            world.sign(
-                f"checkpoint= takes steps where all workers stand alike, and under {context.rule.text()} they never "
-                "do; call run.save(path) where they meet, such as after each epoch"
-            )
-        )
+        text = f"under {context.rule.text()} workers never stand alike, as the steps of checkpoint= need"
+        raise UnsupportedError(world.sign(f"{text}; call run.save(path) where they meet, such as after each epoch"))
     store = checkpoint.store_for(settings.checkpoint)
     # all members of an elastic run hold the same state, and may leave while others wait: the first of them writes
     among, run = (context.transport, new_run()) if membership is None else (SoloTransport(), membership.control.run)

@@ -32,6 +32,7 @@ from paceline.run.run import Run
 from paceline.update.engine import exit_handling
 from paceline.update.engine.settings import Settings
 from paceline.update.exchange.outliers import Guard, make_guard
+from paceline.update.monitor import write_messages
 
 OPTIONS = (
     *("log", "timeout_s", "seed", "outer_state", "scaler", "group", "tls", "transport", "checkpoint"),
@@ -47,8 +48,10 @@ OF_LAUNCHER = {
     "relay": "PACELINE_RELAY",
     "exchanged": "PACELINE_EXCHANGED",
     "start": "PACELINE_RESUME",
+    "every_blocks": "PACELINE_CHECKPOINT_EVERY",
 }
 """Fields of `Settings` that `paceline run` gives by variables, where the program does not."""
+NUMBERS: dict[str, Callable[[str], Any]] = {"timeout_s": float, "every_blocks": int}
 ASKED = {"receipts": "PACELINE_RECEIPTS", "search": "PACELINE_ROUND"}
 """Observers, and the variables that ask for them."""
 TENSORBOARD, WANDB, METRICS = "PACELINE_TENSORBOARD", "PACELINE_WANDB", "PACELINE_METRICS"
@@ -168,12 +171,13 @@ def prepare(
     options = {name: value for name, value in options.items() if value is not None or name not in OF_LAUNCHER}
     for name, variable in OF_LAUNCHER.items():
         if name not in options and os.environ.get(variable):
-            options[name] = float(os.environ[variable]) if name == "timeout_s" else os.environ[variable]
+            options[name] = NUMBERS.get(name, str)(os.environ[variable])
     if isinstance(options.get("tls"), (str, Path)):
         options["tls"] = TLS.folder(options["tls"])
     settings = Settings(guard=make_guard(guard), **options)
     if os.environ.get("PACELINE_LOG"):
         tolerate_full_disk()
+        write_messages()
         mark_attached(os.environ["PACELINE_LOG"])
     for name, variable in ASKED.items():
         if os.environ.get(variable) or (name == "receipts" and settings.receipts is not None):

@@ -40,7 +40,7 @@ from paceline.errors import UnsupportedError
 from paceline.run.validation import MARK
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.protocol import EngineProtocol
-from paceline.update.monitor import is_sampled, skipped
+from paceline.update.monitor import is_sampled, skipped, warn_of_steps
 
 logger = logging.getLogger("paceline")
 PLAIN_SAMPLERS = (RandomSampler, SequentialSampler, WeightedRandomSampler)
@@ -279,6 +279,12 @@ class StepHooks:
         """The run ends in order."""
         if self._changes is not None:
             self._changes.tell()
+        world = self._context.transport.world
+        if world.size > 1:
+            text = (
+                "the program trains on after run.close(): each worker alone, nothing is exchanged; close the run last"
+            )
+            warn_of_steps(self._optimizers, MARK, world.sign(text))
 
     def made_elsewhere(self, optimizer: Optimizer) -> None:
         """The program made a step of `optimizer` itself: what `optimizer.step()` would call, without torch's wrapper
@@ -304,13 +310,9 @@ class StepHooks:
         if closure is not None and self._tuner.measured.probing:
             self._tuner.end_probe("step(closure) computes gradients inside the step")
         elif closure is not None:
-            raise UnsupportedError(
-                self._context.transport.world.sign(
-                    f"{type(optimizer).__name__}.step(closure) computes gradients inside the step, where "
-                    f"{self._tuner.rule.text()} cannot exchange them; call backward() before step(), or use a "
-                    "rule that exchanges blocks"
-                )
-            )
+            text = f"{type(optimizer).__name__}.step(closure) computes gradients inside the step, where"
+            more = "cannot exchange them; call backward() before step(), or use a rule that exchanges blocks"
+            raise UnsupportedError(self._context.transport.world.sign(f"{text} {self._tuner.rule.text()} {more}"))
         self._engine.before_step(optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -405,10 +407,9 @@ class ProgramChanges:
         world = self._context.transport.world
         if new and world.rank == 0:
             text = (
-                f"{', '.join(new)}: the program changes these parameters besides its optimizer (a clamp, a mask, "
-                "rounding, a layer begun anew, a part that is loaded), and "
-                f"{self._context.rule.text()} does not keep the change in the model that it merges. Make it once more "
-                "in the model that you save, or use sync"
+                f"{', '.join(new)}: the program changes these parameters besides its optimizer (a clamp, a mask, a "
+                f"part that is loaded), and {self._context.rule.text()} does not keep the change in the model that it "
+                "merges. Make it again in the model that you save, or use sync"
             )
             logger.warning("%s", world.sign(text))
 

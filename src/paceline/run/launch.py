@@ -107,10 +107,7 @@ def _check(target: Any, workers: Any) -> None:
     if not is_whole(workers) or workers < 1:
         raise UnsupportedError(f"workers is a number of processes, at least 1, got {workers!r}")
     if INSIDE in os.environ:
-        raise UnsupportedError(
-            "launch was called inside a worker that launch has started; call it in the program that starts the workers "
-            "only, as under if __name__ == '__main__'"
-        )
+        raise UnsupportedError("launch was called inside a worker of launch; call it under if __name__ == '__main__'")
 
 
 def _name(target: Any) -> str:
@@ -185,10 +182,8 @@ def _failure(folder: Path, workers: int, code: int) -> WorkerFailedError:
 def _result(folder: Path, rank: int, workers: int) -> Any:
     file = folder / RESULT.format(rank)
     if not file.exists():
-        raise WorkerFailedError(
-            f"rank {rank} of {workers} ended well, and returned nothing: the function ended its process (sys.exit, "
-            "os._exit); let it return"
-        )
+        ended = "the function ended its process (sys.exit, os._exit)"
+        raise WorkerFailedError(f"rank {rank} of {workers} returned nothing: {ended}; let it return")
     return cloudpickle.loads(file.read_bytes())
 
 

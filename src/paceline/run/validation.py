@@ -111,8 +111,7 @@ def own_parameters(named: Named, optimizers: list[Optimizer]) -> Owned:
                     )
                 if id(parameter) in taken:
                     raise UnsupportedError(
-                        f"{names[id(parameter)]} stands in two optimizers (or twice in one); each parameter needs "
-                        "exactly one"
+                        f"{names[id(parameter)]} is in two optimizers, or twice in one; it needs one"
                     )
                 taken[id(parameter)] = number
                 mine.append((names[id(parameter)], parameter))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -29,6 +30,23 @@ LEAST_S = 0.001
 """A shorter wait for data has no line of its own at the end of a run."""
 BROKEN = 3
 """After so many rejections in a row a worker is reported as probably broken."""
+LOOK_AT = "it is probably broken: look at its part of the data and its memory (dmesg), or start it on another host"
+
+
+class StderrMessages(logging.Handler):
+    """Writes messages to stderr, a line each, as the launcher recognises, counts and logs them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`; without a log directory Python's own handlers are enough."""
+        if os.environ.get("PACELINE_LOG"):
+            kind = "warning: " if record.levelno >= logging.WARNING else ""
+            print(f"paceline: {kind}{' '.join(record.getMessage().split())}", file=sys.stderr, flush=True)
+
+
+def write_messages() -> None:
+    """Write paceline's messages to stderr from now on."""
+    if not any(isinstance(one, StderrMessages) for one in logger.handlers):
+        logger.addHandler(StderrMessages())
 
 
 def is_sampled(exchange: int) -> bool:
@@ -47,6 +65,19 @@ class LogLine:
         self.delays: Counter[int] = Counter()
         self.refused = 0
         self.effective: float | None = None
+
+
+def warn_of_steps(optimizers: Sequence[Optimizer], mark: str, text: str) -> None:
+    """Warn once if one of the optimizers steps after its run was closed, unless it was attached again."""
+    handles: list[Any] = []
+
+    def step(optimizer: Optimizer, *_: Any) -> None:
+        if handles and getattr(optimizer, mark, None) is None:
+            logger.warning("%s", text)
+        while handles:
+            handles.pop().remove()
+
+    handles += [one.register_step_pre_hook(step) for one in optimizers]
 
 
 def skipped(optimizer: Optimizer) -> bool:
@@ -133,6 +164,9 @@ class Monitor:
         self.spent, self.data_s, self.of_blocks = [0.0, 0.0, 0.0], 0.0, [0.0, 0.0, 0.0]
         self._left_out = 0  # contributions rejected so far
         self._in_a_row: Counter[int] = Counter()  # of each rank
+        self._rejected, self._why = Counter[int](), dict[int, str]()
+        self._never = set[int]()  # ranks whose contributions were all rejected
+        self._refused = self._pushed = 0
         transport.on_failure(lambda rows: self.note("waiting", workers=rows))
 
     def attached(self, rule: str, parameters: int, buffers: int) -> None:
@@ -216,22 +250,23 @@ class Monitor:
         """Warn of contributions that an exchange rejected, and log them."""
         for rank, header in enumerate(summary.headers):
             if rank not in summary.left_out:
-                self._in_a_row[rank] = 0 if header.brings else self._in_a_row[rank]
+                if header.brings:
+                    self._in_a_row[rank] = 0
+                    self._never.discard(rank)
                 continue
             self._left_out, self._in_a_row[rank] = self._left_out + 1, self._in_a_row[rank] + 1
-            name, times, between = self._transport.world.name(rank), self._in_a_row[rank], summary.between
-            why = f"norm {header.norm:.3g}" if header.finite else "inf or nan in what it brought"
+            self._rejected[rank] += 1
+            if self._rejected[rank] == 1 and header.sequence == 1:
+                self._never.add(rank)
+            times, between = self._in_a_row[rank], summary.between
+            why = f"norm {header.norm:.3g}" if header.finite else "inf or NaN in its contribution"
             if header.finite and between is not None:
                 why += f" where {between[0]:.3g} to {between[1]:.3g} is usual"
-            said = "%s left out of exchange %d: %s; it goes on from the global model"
-            logger.warning(said, name, header.sequence, why)
+            self._why[rank] = why
+            if self._rejected[rank] == 1:
+                self._warn_rejected(rank, f"in exchange {header.sequence} ({why}); it continues from the global model")
             if times == BROKEN:
-                logger.warning(
-                    "%s was left out %d times in a row and is probably broken: look at its memory (ECC errors, dmesg) "
-                    "and at its part of the data, or start it on another host",
-                    name,
-                    times,
-                )
+                self._warn_rejected(rank, f"{times} times in a row ({why}): {LOOK_AT}")
             self.note(
                 "left_out",
                 rank_left_out=rank,
@@ -241,6 +276,10 @@ class Monitor:
                 norm=header.norm if header.finite else None,
                 in_a_row=times,
             )
+
+    def _warn_rejected(self, rank: int, how: str) -> None:
+        name = self._transport.world.name(rank).replace("rank", "worker")
+        logger.warning("the contribution of %s was rejected %s", name, how)
 
     def stepped(self, steps: int, samples: int, new_samples: int) -> None:
         self._line.minibatches += 1
@@ -255,11 +294,13 @@ class Monitor:
         """Count a push of this worker that was applied `delay` updates after the version that it was computed at."""
         with self._lock:
             self._line.delays[delay] += 1
+            self._pushed += 1
 
     def refused(self, count: int = 1) -> None:
         """Count pushes of this worker that were refused because of inf or nan."""
         with self._lock:
             self._line.refused += count
+            self._refused += count
 
     def lost(self, rank: int, why: str, taken_over: Sequence[int] = ()) -> None:
         """Report a lost worker; `taken_over`: the ranks that own its shards from now on."""
@@ -283,10 +324,7 @@ class Monitor:
     def _write(self, block: int, warmup: bool) -> None:
         """Write a line, and begin the next one."""
         with self._lock:
-            line, sent, world = self._line, self._transport.bytes_sent, self._transport.world
-            if line.refused:
-                said = "%d push(es) of %s refused since the last line of the log: inf or nan in what they brought"
-                logger.warning(said, line.refused, world.name(world.rank))
+            line, sent = self._line, self._transport.bytes_sent
             fields: dict[str, Any] = {"block": block, "exchanges": line.exchanges, "minibatches": line.minibatches}
             fields |= {"total_minibatches": self._steps, "samples": line.samples or None}
             fields |= {"total_samples": self._samples or None}
@@ -331,7 +369,7 @@ class Monitor:
 
     def damaged(self, why: str) -> None:
         """Report a damaged checkpoint step; the previous one is tried."""
-        logger.warning("%s; the step before it is taken", why)
+        logger.warning("%s; using the previous step instead", why)
         self.note("damaged", why=why)
 
     def note(self, kind: str, **fields: Any) -> None:
@@ -344,5 +382,14 @@ class Monitor:
             line.compute_s += worked if not line.exchanges else 0.0
             self._write(blocks, False)
         with self._lock:
-            self._event_log.write("close", minibatches=self._steps, bytes=self._transport.bytes_sent)
+            for rank, times in sorted(self._rejected.items()):
+                if times > 1:
+                    more = f": {LOOK_AT}" if times >= BROKEN else ""
+                    self._warn_rejected(rank, f"in {times} of {self._exchanges} exchanges ({self._why[rank]}){more}")
+            if self._refused:
+                rank, of = self._transport.world.rank, self._refused + self._pushed
+                self._warn_rejected(rank, f"in {self._refused} of {of} pushes (inf or NaN in its contribution)")
+                self._never |= set() if self._pushed else {rank}
+            always = {"always_rejected": sorted(self._never)} if self._never else {}
+            self._event_log.write("close", minibatches=self._steps, bytes=self._transport.bytes_sent, **always)
             self._event_log.close()

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
+from pathlib import Path
 
 from paceline.cli.console import err, refuse
 from paceline.cli.launch.cluster import address_text
@@ -13,6 +15,8 @@ from paceline.cli.run.checks import host_and_port
 SAY_AFTER_S = 2.0
 PROBE_S = 0.5  # to connect to the control plane
 FIND_S = 60.0  # at most, for the launcher to join
+ELASTIC_FILES = ("elastic.json", "control.json", "control.jsonl")
+"""Records of an elastic run in its log directory: the launcher's, the control plane's, its events."""
 
 
 def reachable(address: tuple[str, int]) -> bool:
@@ -88,3 +92,34 @@ def join(text: str, timeout_s: float) -> tuple[str, int]:
             )
         time.sleep(0.2)
     return where
+
+
+def bounds(text: str) -> tuple[int, int]:
+    """Fewest and most workers, of `2:8`."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None:
+        refuse(f"--elastic must be MIN:MAX such as 2:8, the fewest workers and the most, got {text!r}")
+    fewest, most = int(match[1]), int(match[2])
+    if not 1 <= fewest <= most:
+        refuse(f"--elastic must be MIN:MAX with 1 <= MIN <= MAX, got {text}")
+    return fewest, most
+
+
+def seconds(timeout_s: float, grace_s: float | None) -> None:
+    """Check the deadlines."""
+    if not timeout_s >= 1:
+        refuse(f"--timeout must be at least 1 second, got {timeout_s}")
+    if grace_s is not None and not 0 < grace_s < timeout_s:
+        refuse(f"--grace must lie above 0 and below --timeout ({timeout_s:g} s), got {grace_s:g}")
+
+
+def vacant(directory: Path, overwrite: bool) -> None:
+    """Refuse or remove the record of an earlier elastic run."""
+    old = [directory / name for name in ELASTIC_FILES if (directory / name).exists()]
+    if old and not overwrite:
+        refuse(
+            f"the log directory {directory} already holds an elastic run ({old[0].name}): continue it with "
+            f"`paceline run --again {directory}`, give another directory, or add --overwrite to replace it"
+        )
+    for path in old:
+        path.unlink()

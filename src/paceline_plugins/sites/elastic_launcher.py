@@ -221,7 +221,7 @@ class Launcher:
         ending = self._end(listener)
         self._show()
         look()
-        self.output.finish()
+        self.output.finish(failed=not ending.well)
         return ending
 
     def _write(self) -> None:

@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
 from paceline.cli.console import err, error_panel
+from paceline.cli.launch.messages import Messages
 from paceline.cli.run import failure
-from paceline.cli.run.conclusion import stopped
+from paceline.cli.run.conclusion import finished, stopped
 from paceline.errors import LEFT
 from paceline.observe.reports.elastic_events import ElasticStatus, event_text, is_news
-from paceline.observe.reports.summary import seconds_text
 from paceline_plugins.sites.elastic_launcher import Ending, arrived_after_end, was_revoked
 from paceline_plugins.sites.supervisor import EXPELLED, MAX_DEATHS, Death
 
@@ -67,7 +68,7 @@ def of_control(kind: str, facts: Mapping[str, Any], elastic_status: ElasticStatu
     return event_text(kind, facts) if kind in SHOWN and is_news(kind, facts, elastic_status) else ""
 
 
-def conclude(ending: Ending, workers: int, seconds: float, quiet: bool) -> int:
+def conclude(ending: Ending, workers: int, directory: Path, quiet: bool, messages: Messages) -> int:
     """Print how the run ended; the exit code."""
     if ending.stopped_by is not None:
         return stopped(ending.stopped_by)
@@ -79,9 +80,10 @@ def conclude(ending: Ending, workers: int, seconds: float, quiet: bool) -> int:
     _name_replaced([death for death in ending.deaths if not death.late])
     if late or ending.unfinished:
         return _incomplete(late, ending)
+    if workers:
+        return finished(directory, quiet, ending.finished, messages)
     if not quiet:
-        here = f"{ending.finished} worker{'s' if ending.finished != 1 else ''} finished" if workers else "the run ended"
-        err().print(f"{here} after {seconds_text(seconds)}")
+        err().print("the run ended")
     return 0
 
 

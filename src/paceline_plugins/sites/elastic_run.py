@@ -20,10 +20,10 @@ from paceline.cli.run.certificates import JOB
 from paceline.cli.run.conclusion import clear
 from paceline.cli.run.hosts import refuse_several_launchers
 from paceline.cli.run.options import ElasticOptions, ProgramOptions, RunOptions, Security, StartOptions
-from paceline.cli.run.output import DiskWatcher
 from paceline.cli.run.program import Program, starter
 from paceline.communication.sockets.identity import CONTROL, WORKER
 from paceline.errors import MismatchError, PacelineError
+from paceline.flow.lock import Lock
 from paceline.observe.reports.elastic_events import ControlEvent, ElasticStatus
 from paceline_plugins.sites import elastic_checks, elastic_messages, saved_plan, sites
 from paceline_plugins.sites.elastic_launcher import Ending, Events, Launcher, control
@@ -78,9 +78,9 @@ class ElasticRun:
         asked = self.elastic
         if (asked.elastic is None) == (asked.join is None):
             refuse("--elastic hosts a run and --join takes part in one: give one of them")
-        checks.seconds(self.start.timeout, asked.grace)
+        elastic_checks.seconds(self.start.timeout, asked.grace)
         elastic_checks.rule(self.start.rule)
-        bounds = None if asked.elastic is None else checks.bounds(asked.elastic)
+        bounds = None if asked.elastic is None else elastic_checks.bounds(asked.elastic)
         for name, value in (("--listen", asked.listen), ("--grace", asked.grace)):
             if value is not None and bounds is None:
                 refuse(f"{name} belongs to the launcher that is joined, beside its --elastic")
@@ -187,7 +187,7 @@ def start_run(asked: ElasticRun, program: Program | None, options: ProgramOption
     _check_secret(asked, security)
     log, overwrite = asked.start.log, asked.start.overwrite
     if log is not None:
-        checks.vacant(log, overwrite)
+        elastic_checks.vacant(log, overwrite)
     cluster = LaunchCluster(max(1, asked.workers), timeout_s=asked.start.timeout)
     directory = checks.log_directory(log, cluster, overwrite)
     tls = _certificate(asked, directory, security)
@@ -227,23 +227,23 @@ def resume_run(directory: Path, quiet: bool) -> int:
 
 def _run(plan: SavedPlan, directory: Path, places: list[dict[str, Any]] | None, quiet: bool) -> int:
     (directory / "output").mkdir(exist_ok=True)
-    started = time.monotonic()
     try:
         with (
-            contextlib.closing(checks.Lock(directory)),
+            contextlib.closing(Lock(directory)),
             contextlib.closing(Events(directory / saved_plan.EVENTS, plan.unix_s)) as events,
             control(plan, directory, events) as (plan, server),
             at_relay(plan, directory, server),
             start.shown(directory, plan.workers, quiet) as show,
         ):
-            launcher = Launcher(plan, directory, events, server, output.Tails(show))
+            tails = output.Tails(show)
+            launcher = Launcher(plan, directory, events, server, tails)
             _begin(launcher, places, quiet)
             printer = _EventPrinter(events, launcher, show, quiet)
             with SignalListener() as listener:
                 ending: Ending = launcher.follow(listener, printer.print_new)
     except PacelineError as error:
         refuse(str(error))
-    code = elastic_messages.conclude(ending, plan.workers, time.monotonic() - started, quiet)
+    code = elastic_messages.conclude(ending, plan.workers, directory, quiet, tails.messages)
     return code or clear(directory, 0)
 
 
@@ -285,12 +285,11 @@ class _EventPrinter:
 
     def __init__(self, events: Events, launcher: Launcher, show: output.Show, quiet: bool) -> None:
         self.events, self.launcher, self.show, self.quiet = events, launcher, show, quiet
-        self.elastic_status, self.disk = ElasticStatus(), DiskWatcher(launcher.directory)
+        self.elastic_status = ElasticStatus()
         self._printed: set[str] = set()
 
     def print_new(self) -> None:
         """Print all new events; for the main thread, which has the terminal."""
-        self.disk.look()
         while not self.events.news.empty():
             kind, facts = self.events.news.get()
             line = elastic_messages.of_process(kind, facts, self.launcher.workers.over)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.console import command_app, refuse, settings_file
+from paceline.cli.console import command_app, refuse
 from paceline.cli.console.program_options import (
     CONTEXT,
     Arguments,
@@ -73,8 +73,6 @@ def command(
     This host needs no open port: it dials out to the address in the invitation, gets certificates for its workers
     there, and reaches workers of other sites through the relay. The same program and data must be here.
     """
-    if not quiet:
-        settings_file.announce(ctx)
     if script is None:
         refuse("no program was given: paceline join [OPTIONS] FILE|- PROGRAM [ARGUMENTS]")
     read = sites.read(invitation, "INVITATION", lead=False)

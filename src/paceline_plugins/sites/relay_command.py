@@ -16,6 +16,7 @@ from paceline.cli.launch.signals import SignalListener
 from paceline.cli.run import checks
 from paceline.cli.run.certificates import JOB
 from paceline.errors import PacelineError
+from paceline.flow.lock import Lock
 from paceline_plugins.sites import elastic_checks, sites
 
 if TYPE_CHECKING:
@@ -53,10 +54,10 @@ def command(
         refuse(str(error))
 
 
-def _lock(folder: Path) -> checks.Lock:
+def _lock(folder: Path) -> Lock:
     with checks.refuse_unwritable(folder, "the folder of the keys"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return checks.Lock(folder, "relay.lock")
+    return Lock(folder, "relay.lock")
 
 
 def _relay(folder: Path, where: tuple[str, int], shown: tuple[str, int]) -> RelayServer:

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.console import command_app, err, near, out, refuse
-from paceline.cli.run import checks
 from paceline.errors import PacelineError
+from paceline.flow.lock import Lock
 from paceline_plugins.sites import revocations, saved_plan
 
 LOOK_EVERY_S = 0.1
@@ -102,7 +102,7 @@ def _await(run: Path, name: str, wait_s: float) -> dict[str, Any] | None:
 
 def _runs(run: Path) -> bool:
     try:
-        with closing(checks.Lock(run)):
+        with closing(Lock(run)):
             return False
     except PacelineError:
         return True

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.launch.cluster import address_text
-from paceline.cli.run.checks import ELASTIC_FILES
 from paceline.errors import CheckpointError
+from paceline_plugins.sites.elastic_checks import ELASTIC_FILES
 
 NAME, CONTROL, EVENTS = ELASTIC_FILES
 """This record, the control plane's record, and its events."""

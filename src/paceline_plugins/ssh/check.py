@@ -120,7 +120,7 @@ def _program(host: Host, said: Mapping[str, Any], program: ProgramFiles) -> list
     if program.too_much:
         return [
             f"{what}, and {program.too_much}, of which at most {MOST_BYTES >> 20} MiB in {MOST_FILES} files are "
-            "brought: put the program into a folder of its own, or copy it there yourself (rsync)"
+            "copied: put the program into a folder of its own, or copy it there yourself (rsync)"
         ]
     if said["free"] < MOST_BYTES + SPARE_BYTES:
         return [f"{what}, and its disk has {said['free'] >> 20} MiB left at {said['copy']}: make room there"]

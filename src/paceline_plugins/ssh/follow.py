@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.console import err
+from paceline.cli.launch.messages import Messages
 from paceline.cli.run import output
 from paceline.cli.run.failure import LOST
 from paceline_plugins.ssh import words
@@ -39,6 +40,7 @@ class Ended:
     # hosts whose connection was lost, and why, in the order in which it was noticed
     lost: dict[int, str] = field(default_factory=dict)
     first: int | None = None  # the host that failed first, if any
+    messages: Messages = field(default_factory=Messages)  # of the workers
 
     def bad(self, host: int) -> None:
         """Note a host that failed."""
@@ -159,7 +161,7 @@ class Follower:
         places = [sum(counts[:index]) for index in range(len(counts))] if elastic else []
         launcher = directory / "output" / f"{words.said_by(0)}.launcher" if elastic else None
         self.mirror, self.output = Mirror(directory, places), Output(directory / "output", show, launcher)
-        self.ended = Ended()
+        self.ended = Ended(messages=self.output.tails.messages)
         self._forwarded = 0
         self._stop_at = self._kill_at = float("inf")
 

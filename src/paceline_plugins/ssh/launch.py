@@ -25,7 +25,7 @@ from paceline.cli.launch.signals import SignalListener
 from paceline.cli.run import checks, conclusion, start
 from paceline.cli.run.conclusion import stopped
 from paceline.cli.run.options import StartOptions
-from paceline.observe.reports.summary import seconds_text
+from paceline.extensions import LAUNCHERS, extension
 from paceline_plugins.ssh import check, words
 from paceline_plugins.ssh.follow import Ended, follow, worker_files
 from paceline_plugins.ssh.hosts import Host
@@ -82,9 +82,7 @@ def _verdict(
     lost = {rank: code for one in said.values() for rank, code in one.lost.items() if rank in files}
     if lost:
         return conclusion.finished_without(lost, files, seconds, names)
-    if not quiet:
-        err().print(f"{len(names)} worker{'s' if len(names) > 1 else ''} finished after {seconds_text(seconds)}")
-    return 0
+    return conclusion.finished(output.parent, quiet, len(names), ended.messages)
 
 
 def _lost(hosts: Sequence[Host], ended: Ended) -> int:
@@ -169,7 +167,7 @@ def _run(job: Job, links: Links) -> int:
     _bring(job, links, plans)
     cluster = LaunchCluster(job.size, timeout_s=job.start.timeout)
     if job.elastic and log is not None:
-        checks.vacant(log, overwrite)
+        extension(LAUNCHERS, "elastic").elastic_checks.vacant(log, overwrite)
     directory = checks.log_directory(log, cluster, overwrite)
     forget_output(directory / "output")
     job.say(f"starting {job.size} worker{'s' if job.size > 1 else ''} on {hosts}")
@@ -208,16 +206,16 @@ def _bring(job: Job, links: Links, plans: Mapping[int, check.Plan]) -> None:
         archives[tuple(plan.bring)] = data
         asked[index] = {"copy": job.program.copy, "files": job.program.sums, "data": data}
         count = f"{len(plan.bring)} file{'s' if len(plan.bring) != 1 else ''} ({len(data) / 1024:.0f} KiB)"
-        what = f"bringing {count} of {job.program.base} there" if plan.bring else "as brought before"
+        what = f"copying {count} of {job.program.base} there" if plan.bring else "as copied before"
         job.say(f"{job.hosts[index].name}: {what}; the program runs in {plan.directory}")
     if asked and job.program.left_out:
         large = ", ".join(f"{name} ({size >> 20} MiB)" for name, size in list(job.program.left_out.items())[:3])
-        job.say(f"large files are not brought: {large}; copy them yourself where the program needs them")
+        job.say(f"large files are not copied: {large}; copy them yourself where the program needs them")
     for index, said in links.ask("bring", asked, BRING_S).items():
         changed = [path for path in said.get("differ", []) if path in job.program.code]  # other files may still grow
         wrong = said.get("error") or ", ".join(changed[:3])
         if wrong:
-            links.trouble(index, f"the program could not be brought: {wrong}")
+            links.trouble(index, f"the program could not be copied: {wrong}")
     refuse_troubles(links)
 
 

@@ -16,6 +16,7 @@ from paceline.cli.run import checks
 from paceline.cli.run.options import RunOptions
 from paceline.cli.run.program import Program, starter
 from paceline.errors import PacelineError
+from paceline.extensions import LAUNCHERS, extension
 from paceline_plugins.ssh import client, hosts, words
 from paceline_plugins.ssh.program_files import collect
 
@@ -63,10 +64,10 @@ def _elastic(asked: RunOptions, workers: int) -> list[str]:
     bounds, grace_s = asked.elastic.elastic, asked.elastic.grace
     if bounds is None:
         return []
-    _, most = checks.bounds(bounds)
+    _, most = extension(LAUNCHERS, "elastic").elastic_checks.bounds(bounds)
     if workers > most:
         refuse(f"the hosts start {workers} workers, and --elastic {bounds} allows {most}: raise the latter")
-    checks.seconds(asked.start.timeout, grace_s)
+    extension(LAUNCHERS, "elastic").elastic_checks.seconds(asked.start.timeout, grace_s)
     return ["--elastic", bounds, *([] if grace_s is None else ["--grace", f"{grace_s:g}"])]
 
 

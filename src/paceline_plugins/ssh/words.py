@@ -97,7 +97,7 @@ def shown(
     if program.sums:
         kept, what = len(program.sums), program.path or "the module"
         files = f"{kept} file{'s' if kept > 1 else ''}"
-        text.append(f"\nwhere {what} is missing or differs, {files} of {program.base} would be brought")
+        text.append(f"\nwhere {what} is missing or differs, {files} of {program.base} would be copied")
     return "\n".join(text)
 
 

@@ -27,12 +27,13 @@ from paceline.errors import PacelineError
 from paceline.run.attach import attach
 from paceline.run.run import Run
 from paceline.run.validation import MARK
-from paceline_plugins.zero import module_discovery, refusals, schedules
+from paceline_plugins.zero import module_discovery, refusals
 from paceline_plugins.zero.agreement import Agreement
 from paceline_plugins.zero.averages import Averages
 from paceline_plugins.zero.callers import here
 from paceline_plugins.zero.hidden_cluster import HiddenCluster
 from paceline_plugins.zero.loaders import Loaders
+from paceline_plugins.zero.losses import Losses
 from paceline_plugins.zero.models import GlobalView, StateDicts
 from paceline_plugins.zero.module_file import asks_for_help
 from paceline_plugins.zero.own_samples import OwnSamples
@@ -64,7 +65,7 @@ class Zero:
         self._fresh = False  # an optimizer was made since the last attachment
         self._copies: set[tuple[object, ...]] = set()  # lines where optimizers train copies of the model, and shapes
         self._steppers: list[str] = []  # of this run, in the order in which they were made
-        self._averages = Averages(reporter, self._here)
+        self._averages, self._losses = Averages(reporter, self._here), Losses()
         self._states = StateDicts(self._averages.used)
         self._refused: PacelineError | None = None
         kept = self._kept_for_the_end
@@ -89,9 +90,10 @@ class Zero:
         patches.replace(Optimizer, "__init__", self._record)
         self._loaders.install(patches)
         HiddenCluster(self._here).install(patches)
+        self._losses.install(patches)
+        patches.replace(torch.autograd, "backward", lambda original: kept(self._backward(original)))
+        patches.hook(register_optimizer_step_post_hook, self._after_step)
         if self._worker.size > 1:
-            patches.replace(torch.autograd, "backward", lambda original: kept(self._backward(original)))
-            patches.hook(register_optimizer_step_post_hook, self._after_step)
             patches.replace(nn.Module, "state_dict", self._states.state_dict)
             patches.replace(nn.Module, "load_state_dict", self._states.load_state_dict)
             patches.replace(torch, "save", self._saving)
@@ -123,10 +125,13 @@ class Zero:
         """`torch.autograd.backward`: a program that computes gradients and has no optimizer steps by hand."""
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if not self._optimizers and self._view is None and not self._own and not multiprocessing.parent_process():
+            bare = not self._optimizers and self._view is None and not self._own and self._worker.size > 1
+            if bare and not multiprocessing.parent_process():
                 self._backwards += 1
                 if self._backwards == BY_HAND:
                     raise refusals.by_hand(self._here(), self._worker.size)
+            if self._view is not None and args:
+                self._losses.backward(args[0])
             try:
                 return original(*args, **kwargs)
             except RuntimeError as error:
@@ -186,9 +191,6 @@ class Zero:
         self._steppers = steppers = [type(one).__name__ for one in optimizers]
         whose = f"its {steppers[0]}" if len(steppers) == 1 else f"{', '.join(steppers)}; the last closes a minibatch"
         self._reporter.say(f"{workers} under {run.rule.text()}: {names} ({numbers:,} trained numbers) and {whose}")
-        for one in optimizers if run.world.size > 1 else ():
-            if advice := schedules.advice(run.rule, one):
-                self._reporter.say(advice)
 
     def _checkpoint_place(self) -> str | None:
         """Of this run's checkpoint steps: a folder of its own for each run after the program's first."""
@@ -260,8 +262,10 @@ class Zero:
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._view is not None and getattr(optimizer, MARK, None) is self._view.run:
-            self._view.stepped()
-            self._averages.stepped()
+            self._losses.stepped(self._view.run)
+            if self._worker.size > 1:
+                self._view.stepped()
+                self._averages.stepped()
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -287,4 +291,5 @@ class Zero:
         assert self._view is not None
         if self._samples is not None:
             self._samples.finish(self._view.run, self._here())
+        self._losses.log(self._view.run)
         self._view.close()

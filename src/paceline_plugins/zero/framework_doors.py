@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-FORCE = (
-    "--force-zero-lines hides the cluster from it (RANK, WORLD_SIZE and the like), so that it runs as on one device "
-    "and paceline splits its data"
-)
+FORCE = "--force-zero-lines runs it as on one device"
 IF_TORCH = "--force-zero-lines takes it as a torch program"
-MOVE = "take the cluster out and add the two lines (docs/guide/frameworks.md has the lines)"
+MOVE = "take the cluster out and add the two lines (docs/guide/frameworks.md)"
 DOORS = (
     (
         ("lightning.fabric", "lightning.Fabric", "lightning_fabric"),
@@ -32,7 +29,7 @@ DOORS = (
         "Paceline(..) of paceline_plugins.frameworks.keras",
     ),
     (("chainer", "cupy"), "use run = paceline.attach_arrays(arrays) and run.step() after each step"),
-    (("xgboost", "lightgbm", "catboost"), "paceline has no door for it"),
+    (("xgboost", "lightgbm", "catboost"), "paceline has no adapter for it"),
 )
 ON_TORCH = ("transformers", "diffusers", "skorch", "torch_geometric", "torchvision", "timm")
 """Libraries by which a program uses torch; not all of them say that they require it."""
@@ -65,5 +62,5 @@ def of_framework(names: set[str]) -> tuple[str, str]:
 def _find(name: str) -> str:
     for beginnings, door in DOORS:
         if any(name == beginning or name.startswith(f"{beginning}.") for beginning in beginnings):
-            return f"{door} (docs/guide/frameworks.md)" if "no door" not in door else door
+            return f"{door} (docs/guide/frameworks.md)" if "no adapter" not in door else door
     return ""

@@ -180,14 +180,14 @@ class Lengths:
         if asked.part != one.split:
             told, made = ("a worker's part", "all") if asked.part else ("all", "a worker's part")
             self._reporter.say(
-                f"{asked.where} asked for the length of the loader of {one.where} and was told the batches of {told}; "
+                f"{asked.where} asked for the length of the loader of {one.where} and got the batches of {told}; "
                 f"a pass has those of {made}: look whether a schedule or a mean was made from it"
             )
             asked.part = one.split
         if one.split and view.run.share(one.loader).leased:
             self._reporter.once(
                 "leased",
-                f"{asked.where} asked for the length of the loader of {one.where}, and was told that of an even split: "
+                f"{asked.where} asked for the length of the loader of {one.where}, and got that of an even split: "
                 f"under {view.run.rule.name} a fast worker gets more batches and a slow one fewer, so that a test for "
                 "the last batch comes too early or never; take sync or a block rule where that matters",
             )
@@ -207,7 +207,7 @@ class Lengths:
         limit = next((limit for limit in reversed(limits) if limit.length in ends), limits[-1])
         self._reporter.once(
             f"early {one.where}",
-            f"{one.where} evaluates {one.batches:,} of {whole or 'its'} batches and stops. {limit.where} was told a "
+            f"{one.where} evaluates {one.batches:,} of {whole or 'its'} batches and stops. {limit.where} got a "
             f"length of {limit.length:,}, which is that of a worker's part; if this evaluation goes by it, it covers "
             f"1/{self._workers} of what one worker would: ask for such a limit inside of torch.no_grad()",
         )

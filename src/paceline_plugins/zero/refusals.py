@@ -149,8 +149,8 @@ def nothing_attached(program: str, workers: int) -> Refusal:
     """The program ended without a step of a torch optimizer."""
     return refusal(
         f"{program}: no optimizer of torch trained anything in this process: each of the {workers} workers has done "
-        "the whole job by itself. A framework that owns the loop, or processes that the program starts, need a door "
-        "(docs/guide/frameworks.md); `paceline run --as-is` says that so many copies are wanted. Where the program "
+        "the whole job by itself. A framework that owns the loop, or processes that the program starts, need an "
+        "adapter (docs/guide/frameworks.md); `paceline run --as-is` says that copies are wanted. Where the program "
         "steps by itself"
     )
 

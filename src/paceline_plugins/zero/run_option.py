@@ -12,7 +12,7 @@ from rich.text import Text
 from paceline.cli.console import err, error_panel, refuse
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run.options import ProgramOptions
-from paceline.cli.run.program import Program
+from paceline.cli.run.program import FUNCTION, Program
 from paceline.observe.event_log import nothing_attached
 from paceline_plugins.zero import cluster_detection, forks, framework_doors, hashing, module_file
 
@@ -56,8 +56,8 @@ def serves(program: Program, options: ProgramOptions, workers: int) -> bool:
     why, advice = (_why(other), framework_doors.of_cluster(other)) if other else (f"trains with {framework}", advice)
     if workers > 1 and (other or framework):
         refuse(
-            f"{program.name} {why}, and does not attach paceline: {workers} workers would each do the whole job. To "
-            f"share it, {advice}. --as-is starts {workers} unchanged copies"
+            f"{program.name} {why}, and does not attach paceline: {workers} workers would do the whole job each; "
+            f"{advice}; --as-is starts copies"
         )
     if other:
         err().print(f"{program.name} {_why(other)}: it runs without zero lines")
@@ -94,9 +94,13 @@ def work_not_shared(directory: Path, options: ProgramOptions, program: Program, 
         "(docs/guide/frameworks.md); "
         f"{framework_doors.IF_TORCH}"
     )
+    copies = "--as-is starts independent copies"
     if program.is_tool:
         hint = EXECUTABLE
-    parts = (Text(what, style="bold red"), Text(f"{hint}; --as-is starts independent copies", style="default"))
+    elif FUNCTION in program.words:
+        hint = "call paceline.attach and run.share inside the function that launch is given"
+        copies = "launch(.., as_is=True) calls it in independent processes"
+    parts = (Text(what, style="bold red"), Text(f"{hint}; {copies}", style="default"))
     err().print(error_panel("the work was not shared", *parts))
     return True
 

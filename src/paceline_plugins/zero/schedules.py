@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from paceline_plugins.zero.patches import Patches
@@ -133,13 +132,3 @@ def _falls(function: Callable[[int], float], total: int) -> bool:
     now, before = (abs(float(function(int(total * share)))) for share in (0.5, 1 - 1.5 * NEAR))
     end = min(abs(float(function(int(total * (1 + NEAR * tenths / 10))))) for tenths in range(11))
     return end <= NEAR**2 * now and before > 10 * end
-
-
-def advice(rule: Any, optimizer: torch.optim.Optimizer) -> str:
-    """Advice on block momentum over an adaptive optimizer, which has moments of its own; "" if none."""
-    if rule.name != "bmuf" or "betas" not in optimizer.defaults:
-        return ""
-    return (
-        f"block momentum of bmuf comes on top of {type(optimizer).__name__}'s own moments and takes it too far, "
-        "most where blocks are short; take --rule bmuf_adam, auto or averaging"
-    )

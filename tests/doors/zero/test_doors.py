@@ -53,7 +53,7 @@ def refused(folder: Path, source: str, *options: str, command: str = "run") -> s
         ("import jax", "trains with jax", "paceline_plugins.frameworks.jax"),
         ("import tensorflow as tf", "trains with tensorflow", "attach_arrays(variables)"),
         ("import chainer", "trains with chainer", "attach_arrays(arrays)"),
-        ("import xgboost", "trains with xgboost", "no door for it"),
+        ("import xgboost", "trains with xgboost", "no adapter for it"),
     ],
 )
 def test_a_program_with_another_door_is_refused_and_the_door_is_named(
@@ -61,7 +61,7 @@ def test_a_program_with_another_door_is_refused_and_the_door_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     said = refused(tmp_path, source, *rule)
-    assert why in said and door in said and "2 workers would each do the whole job" in said and "--as-is" in said
+    assert why in said and door in said and "2 workers would do the whole job each" in said and "--as-is" in said
     assert "--force-zero-lines" in said
 
 

@@ -303,7 +303,7 @@ def test_an_evaluation_that_goes_by_the_length_of_the_training_is_named(
     rows = passes(run_program(tmp_path, monkeypatch, source))
     text = " ".join(capsys.readouterr().err.split())
     batches = len(rows[0][1]) + (evaluation == "break before")
-    named = f"evaluates {batches} of 20 batches and stops. train.py:34 was told a length of 6"
+    named = f"evaluates {batches} of 20 batches and stops. train.py:34 got a length of 6"
     assert text.count(named) == text.count("and stops") == int(limit.startswith("len"))
 
 

@@ -12,6 +12,7 @@ import functools
 import inspect
 import shlex
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -111,7 +112,14 @@ class ProgramCommand(typer.core.TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, then refuse options of this command after the program."""
         given = list(args)
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            opts = getattr(error.param, "opts", ())
+            got = " ".join(value for name, value in pairwise(given) if name in opts)
+            if not got:
+                raise
+            raise typer.BadParameter(f"{error.message}, got {got!r}", ctx, error.param) from error
         own = list(ctx.params.get("arguments") or ())
         before = given[: len(given) - len(own)]
         if own and "--" not in (own[0], before[-2] if len(before) > 1 else ""):
@@ -129,12 +137,8 @@ class ProgramCommand(typer.core.TyperCommand):
         program, names = before[-1], [one.partition("=")[0] for one in late if one.partition("=")[0] in options]
         right = [*ctx.command_path.split(), *before[:-1], *late, program, *left]
         through = [*ctx.command_path.split(), *before, "--", *own]
-        verb = "is" if len(names) == 1 else "are"
-        refuse(
-            f"{', '.join(names)} {verb} after the program {program}, where all arguments are its own. Options of "
-            f"paceline come before it:\n  {shlex.join(right)}\nIf {program} has an option of this name, put -- before "
-            f"its arguments:\n  {shlex.join(through)}"
-        )
+        wrong = f"{', '.join(names)} after the program {program}, where arguments are its own; say which is meant:"
+        refuse(f"{wrong}\n  {shlex.join(right)} (paceline's)\n  {shlex.join(through)} (its own)")
 
 
 def split(arguments: Sequence[str], takes_value: dict[str, bool]) -> tuple[list[str], list[str]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import typer
 
-from paceline.cli.console import err, near, without_secrets
+from paceline.cli.console import near
 from paceline.core.parse import like
 from paceline.errors import UnsupportedError
 
@@ -143,16 +143,7 @@ def _checked(path: Path, name: str, command: Any, given: Mapping[str, Any]) -> I
         yield option.name, words
 
 
-def announce(ctx: typer.Context) -> None:
-    """Say which options of a command nobody typed, and what sets them."""
+def named(ctx: typer.Context) -> str:
+    """` with the settings of paceline.toml` where a file sets options of this command, for messages."""
     result = ctx.find_object(SettingsFile)
-    origins = {"ENVIRONMENT": "the environment", "DEFAULT_MAP": "" if result is None else near(result.path)}
-    set_by: dict[str, list[str]] = {}
-    for key, option in options(ctx.command).items():
-        source = ctx.get_parameter_source(option.name)
-        if source is not None and source.name in origins:
-            typed = as_typed(f"--{key}", ctx.params[option.name])
-            if typed:
-                set_by.setdefault(origins[source.name], []).append(" ".join(typed))
-    for origin, given in set_by.items():
-        err().print(without_secrets(f"{origin} sets {', '.join(given)}"), markup=False, soft_wrap=True)
+    return f" with the settings of {near(result.path)}" if result and result.values.get(str(ctx.info_name)) else ""

@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from paceline.cli.console import err
 from paceline.cli.launch.cluster import LaunchCluster
+from paceline.cli.launch.messages import Messages
 from paceline.cli.launch.prestart import PrestartedWorkers
 from paceline.cli.launch.signals import SignalListener
 from paceline.cli.launch.spawn import Command, WorkerProcess
@@ -50,6 +51,7 @@ class Outcome:
     error: BaseException | None = None  # the hosts did not find each other, or a bug of ours
     workers: list[WorkerProcess] = field(default_factory=list)
     stuck: bool = False  # the thread waits inside torch: exit without it
+    messages: Messages = field(default_factory=Messages)  # of the workers
 
 
 def launch(

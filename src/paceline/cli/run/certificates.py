@@ -125,10 +125,7 @@ def _shared_authority(job: Path | None, timeout_s: float, announces: bool) -> Au
     """Load host 0's authority; on a shared disk, wait until host 0 has written the file."""
     if job is None:
         if announces:
-            _say(
-                "without --job this host has no certificate, which connections of asynchronous rules need: copy "
-                f"door/{JOB} from the log directory of host 0, or give --open on all hosts"
-            )
+            _say(f"no certificates: copy door/{JOB} of host 0 here and give it as --job, or give --open on all hosts")
         return None
     until = time.monotonic() + timeout_s
     if not job.exists():
@@ -140,10 +137,7 @@ def _shared_authority(job: Path | None, timeout_s: float, announces: bool) -> Au
 
 def warn_open() -> None:
     """Print what `--open` means."""
-    _say(
-        "--open: the workers' own connections are neither encrypted nor authenticated: any host that reaches their "
-        "ports can take part"
-    )
+    _say("--open: the workers' connections are neither encrypted nor authenticated: who reaches their ports can join")
 
 
 def _load(job: Path) -> Authority:

@@ -5,29 +5,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-import re
 import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import typer
 
 from paceline.cli.console import refuse
 from paceline.cli.launch.cluster import LaunchCluster
+from paceline.cli.run import rule_check
 from paceline.cli.run.program import Program
-from paceline.errors import PacelineError, UnsupportedError
 from paceline.observe.event_log import ATTACHED
 from paceline.observe.reports.read import LOG_NAME
 
 LOGS = "paceline-logs"
-ELASTIC_FILES = ("elastic.json", "control.json", "control.jsonl")
-"""Records of an elastic run in its log directory: the launcher's, the control plane's, its events."""
 CROWDED_WORKERS, CROWDED_ELASTIC = 8, 64
 """Workers of a processor at most; in an elastic run, where some may wait for their turn."""
 
@@ -75,26 +70,18 @@ def host_and_port(option: str, text: str, lowest: int = 1) -> tuple[str, int]:
 
 
 def check_rule(text: str | None, elastic: bool = False, program: Program | None = None) -> bool:
-    """Refuse an invalid rule here, once, instead of on every worker.
-
-    Args:
-        text: the rule, or None.
-        elastic: whether workers may join while the run trains.
-        program: beside which `module:name` is looked for.
+    """Refuse an invalid rule here, once, instead of on every worker; `elastic`: whether workers may join later;
+    `program`: beside which `module:name` is looked for.
 
     Returns whether the workers may open connections of their own: true for asynchronous rules, and without a rule.
     """
     if text is None:
         return True
-    from paceline.rules import recipes
-
     look_beside(program, text)
-    try:
-        rule = recipes.make_rule(text, {})
-        rule.check_growth(elastic)
-    except PacelineError as error:
-        refuse(f"--rule: {error}")
-    return rule.schedule.opens_connections
+    problem, opens_connections = rule_check.checked(text, elastic)
+    if problem:
+        refuse(f"--rule: {problem}")
+    return opens_connections
 
 
 def look_beside(program: Program | None, rule: str) -> None:
@@ -160,10 +147,7 @@ def free_port(cluster: LaunchCluster) -> None:
             socket.create_server((str(where[0]), port), family=family).close()
         except OSError as error:  # other errors: an address of a router in front of this host
             if error.errno == errno.EADDRINUSE:
-                refuse(
-                    f"--master {name}:{port}: another program of this host listens at port {port}; choose a free port, "
-                    "the same on all hosts"
-                )
+                refuse(f"--master {name}:{port}: port {port} is in use here; choose a free one, the same on all hosts")
             if error.errno == errno.EACCES:
                 refuse(f"--master {name}:{port}: this user may not listen at port {port}; choose one above 1023")
 
@@ -174,10 +158,7 @@ def _clear(directory: Path, cluster: LaunchCluster, overwrite: bool) -> None:
         refuse(f"--log {directory} is a file; give a directory")
     old = [path for path in directory.glob("rank-*.jsonl") if _of_this_host(path, cluster)]
     if old and not overwrite:
-        refuse(
-            f"the log directory {directory} already holds a run ({old[0].name}, ...): "
-            "give another one, or add --overwrite to replace it"
-        )
+        refuse(f"{directory} already holds a run ({old[0].name}): give another log directory, or add --overwrite")
     for path in old:
         path.unlink()
     if old:
@@ -190,69 +171,3 @@ def _of_this_host(path: Path, cluster: LaunchCluster) -> bool:
         return False
     host = int(match[1]) // cluster.workers
     return host == cluster.host_index or (host >= cluster.hosts and cluster.host_index == 0)
-
-
-def bounds(text: str) -> tuple[int, int]:
-    """Fewest and most workers, of `2:8`."""
-    match = re.fullmatch(r"(\d+):(\d+)", text)
-    if match is None:
-        refuse(f"--elastic must be MIN:MAX such as 2:8, the fewest workers and the most, got {text!r}")
-    fewest, most = int(match[1]), int(match[2])
-    if not 1 <= fewest <= most:
-        refuse(f"--elastic must be MIN:MAX with 1 <= MIN <= MAX, got {text}")
-    return fewest, most
-
-
-def seconds(timeout_s: float, grace_s: float | None) -> None:
-    """Check the deadlines."""
-    if not timeout_s >= 1:
-        refuse(f"--timeout must be at least 1 second, got {timeout_s}")
-    if grace_s is not None and not 0 < grace_s < timeout_s:
-        refuse(f"--grace must lie above 0 and below --timeout ({timeout_s:g} s), got {grace_s:g}")
-
-
-def vacant(directory: Path, overwrite: bool) -> None:
-    """Refuse or remove the record of an earlier elastic run."""
-    old = [directory / name for name in ELASTIC_FILES if (directory / name).exists()]
-    if old and not overwrite:
-        refuse(
-            f"the log directory {directory} already holds an elastic run ({old[0].name}): continue it with "
-            f"`paceline run --again {directory}`, give another directory, or add --overwrite to replace it"
-        )
-    for path in old:
-        path.unlink()
-
-
-class Lock:
-    """Held by the one launcher of a directory, until its process ends; `name` is the lock's file.
-
-    Raises:
-        UnsupportedError: another launcher holds it.
-    """
-
-    def __init__(self, directory: Path, name: str = "elastic.lock") -> None:
-        self._file: IO[str] = _open_lock(directory / name)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.seek(0)
-            who = self._file.read().strip() or "a process of another host"
-            self._file.close()
-            raise UnsupportedError(
-                f"the launcher of the run in {directory} still runs ({who}): end it first"
-            ) from error
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()}")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Release it for another launcher."""
-        self._file.close()
-
-
-def _open_lock(path: Path) -> IO[str]:
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise UnsupportedError(f"{path} cannot be locked: {error.strerror}; is it a link?") from error
-    return os.fdopen(file, "a+", encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.console import refuse, settings_file
+from paceline.cli.console import refuse
 from paceline.cli.console.program_options import Arguments, ProgramCommand, with_records
 from paceline.cli.run import checks, fixed
 from paceline.cli.run.conclusion import take_ending_file
@@ -75,8 +75,6 @@ def run(
         raise typer.Exit(
             extension(LAUNCHERS, "elastic").resume_run(checks.existing_directory(elastic.again), options.start.quiet)
         )
-    if not options.start.quiet:
-        settings_file.announce(ctx)
     options.check()
     program = None if script is None else find(script, arguments, options.program.module)
     if program is None and (elastic.elastic is None or options.hosts.workers != 0):

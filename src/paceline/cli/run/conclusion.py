@@ -16,17 +16,22 @@ from rich.text import Text
 
 from paceline.cli.console import err, error_panel, near
 from paceline.cli.launch.cluster import LaunchCluster
+from paceline.cli.launch.messages import Messages
 from paceline.cli.run import failure
+from paceline.cli.run.output import missing
 from paceline.errors import PacelineError
+from paceline.observe.reports.live import Live, LiveSnapshot
 from paceline.observe.reports.read import has_run
-from paceline.observe.reports.summary import seconds_text
+from paceline.observe.reports.summary import ranks_text, seconds_text, value_text
 
 if TYPE_CHECKING:
     from paceline.cli.launch.launch import Outcome
 
 ENDING = "PACELINE_ENDING"
 MOST_NAMES = 3
-"""Of hosts in the title of a panel."""
+"""Of hosts in the title of a panel, of losses."""
+MOST_WARNINGS, MOST_PRINTED, TAIL_BYTES = 5, 120, 1 << 16
+"""Warnings in the summary; characters of the program's own line; bytes of a log that are read for its last line."""
 
 
 def conclude(outcome: Outcome, cluster: LaunchCluster, directory: Path, seconds: float, quiet: bool) -> int:
@@ -45,14 +50,68 @@ def conclude(outcome: Outcome, cluster: LaunchCluster, directory: Path, seconds:
         files = {worker.rank: worker.stderr for worker in outcome.workers}
         code = finished_without(outcome.lost, files, seconds)
     else:
-        code = 0
-        if not quiet:
-            count = len(outcome.workers)
-            plural = "s" if count > 1 else ""
-            err().print(f"{count} worker{plural} finished after {seconds_text(seconds)}")
+        code = finished(directory, quiet, len(outcome.workers), outcome.messages)
     if not quiet:
         point_at_logs(directory)
     return code
+
+
+def finished(directory: Path, quiet: bool, workers: int, messages: Messages, kind: str = "worker") -> int:
+    """Print what a finished run has reached, and what went wrong; the exit code.
+
+    Args:
+        directory: of the logs.
+        quiet: print only what went wrong.
+        workers: of this host.
+        messages: of the workers.
+        kind: of the workers.
+    """
+    live, lines = Live(directory), list[str]()
+    shot = live.poll()
+    if not quiet:
+        reached = _reached(live, shot, messages, kind == "worker")
+        lines.append(f"{workers} {kind}{'s' if workers > 1 else ''} finished{': ' if reached else ''}{reached}")
+        lines += [f"printed last: {messages.held_out[:MOST_PRINTED]}"] if messages.held_out else []
+    lines += [f"warning: {text}" for text in messages.warnings[:MOST_WARNINGS]]
+    if (more := len(messages.warnings) - MOST_WARNINGS) > 0:
+        lines.append(f"and {more} other warnings: see {near(directory / 'output')}")
+    if why := missing(directory):
+        lines.append(f"warning: the log directory {near(directory)} {why}: the logs are incomplete")
+    useless = {rank for one in live.workers for rank in always_rejected(one.path)}
+    if useless:
+        lines.append(f"{ranks_text(sorted(useless))} contributed nothing to the model: exit code {failure.LOST}")
+    for line in lines:
+        err().print(line, markup=False, soft_wrap=True)
+    return failure.LOST if useless else 0
+
+
+def _reached(live: Live, shot: LiveSnapshot, messages: Messages, real: bool) -> str:
+    """Loss, throughput and efficiency, as far as they are known; a loss is the mean of the workers'."""
+    losses: dict[str, list[float]] = {}
+    for one in live.workers:
+        for name, (_, value) in one.losses.items():
+            losses.setdefault(name, []).append(value)
+    parts = [f"{name} {value_text(sum(all_) / len(all_))}" for name, all_ in list(losses.items())[:MOST_NAMES]]
+    if not parts and messages.loss:
+        parts.append(f"loss {messages.loss} (printed)")
+    seconds = max((one.at_s for one in live.workers), default=0.0)
+    if shot.total and seconds:
+        samples = sum(one.samples for one in live.workers)
+        speed = f"{(samples or shot.total) / seconds:,.0f} {'samples' if samples else 'minibatches'}/s"
+        parts.append(f"{shot.total:,} minibatches in {seconds_text(seconds)} ({speed})")
+    if shot.size > 1 and real:
+        parts.append(f"efficiency {100 * (1 - shot.exchange_share):.0f} %")
+    return ", ".join(parts)
+
+
+def always_rejected(log: Path) -> list[int]:
+    """Ranks whose contributions all exchanges rejected, as the last line of a worker's log tells."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            return [int(rank) for rank in json.loads(file.read().splitlines()[-1]).get("always_rejected", ())]
+    except (OSError, ValueError, IndexError, TypeError, AttributeError):
+        return []
 
 
 def stopped(number: int) -> int:
@@ -106,21 +165,15 @@ def _not_started(error: BaseException, cluster: LaunchCluster) -> None:
         return
     where = f"{cluster.master[0]}:{cluster.master[1]}"
     summary = f"the {cluster.hosts} hosts did not meet at {where} within {cluster.timeout_s:g} s"
-    hint = (
-        f"start the same command on each host, with --host-index 0 to {cluster.hosts - 1}, and "
-        "check that all of them can reach that address"
-    )
+    hint = f"start the command on each host, with --host-index 0 to {cluster.hosts - 1}; all must reach that address"
     parts = (Text(summary, style="bold red"), Text(cause, style="dim"), Text(hint, style="default"))
     err().print(error_panel(f"host {cluster.host_index} started no worker", *parts))
 
 
-def point_at_logs(directory: Path, always_output: bool = False) -> None:
+def point_at_logs(directory: Path) -> None:
     """Print where the logs and the workers' output are."""
-    shown, logged = near(directory), has_run(directory)
-    if logged:
-        err().print(f"logs: {shown}; see them with: paceline report {shlex.quote(shown)}", soft_wrap=True)
-    if always_output or not logged:
-        err().print(f"the workers' output: {os.path.join(shown, 'output')}", soft_wrap=True)
+    how = f"; see them with: paceline report {shlex.quote(near(directory))}" if has_run(directory) else " (in output/)"
+    err().print(f"logs: {near(directory)}{how}", soft_wrap=True)
 
 
 PRIVATE = {"door": "its keys", "files": "each worker's own files"}

@@ -17,9 +17,10 @@ from rich.text import Text
 
 from paceline.cli.console import error_panel, near
 from paceline.cli.run.output import decode
-from paceline.cli.run.tracebacks import BEGINS, folded, ranks_span, without_rank
+from paceline.cli.run.tracebacks import BEGINS, folded, without_rank
 from paceline.observe.printable import plain
 from paceline.observe.reports.read import LOG_NAME
+from paceline.observe.reports.summary import ranks_text
 
 LOST = 3
 """Exit code of a run that ended without some of its workers."""
@@ -106,7 +107,7 @@ def panel(
         where = f"{near(stderr)} is missing: see what it wrote above"
     below = ["; ".join(facts), advice(code, words), where]
     parts.append(Text("\n".join(line for line in below if line), style="default"))
-    return error_panel(f"{ranks_span(ranks or [rank])} on {host or socket.gethostname()} {verdict}", *parts)
+    return error_panel(f"{ranks_text(ranks or [rank])} on {host or socket.gethostname()} {verdict}", *parts)
 
 
 def advice(code: int, headline: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from paceline.cli.console import err
+from paceline.cli.console import err, settings_file
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.spawn import Command
 from paceline.cli.run import certificates, checks, dry_run, failure, start
@@ -57,13 +57,14 @@ def run(ctx: typer.Context, program: Program, options: RunOptions, transport: st
         dry_run.run(ctx, cluster, scheduler, command, added | variables, directory)
         raise typer.Exit
     checks.check_crowd(cluster.workers)
+    announces = checks.check_rule(asked.rule, program=program) and not asked.quiet
+    checks.free_port(cluster)
+    options.tracking.check_ports(cluster.workers)
+    directory = checks.log_directory(log, cluster, asked.overwrite)
     if not asked.quiet:
-        err().print(f"starting {start.count(cluster)} of {program.name}", markup=False)
-    # before the launcher loads torch to check the rule: both load it at the same time
+        what = f"starting {start.count(cluster)} of {program.name}{settings_file.named(ctx)}"
+        err().print(what, markup=False, soft_wrap=True)
     with starter().fork_server(start.loaded(cluster) | variables if bare else None) as forks:
-        announces = checks.check_rule(asked.rule, program=program) and not asked.quiet
-        checks.free_port(cluster)
-        directory = checks.log_directory(log, cluster, asked.overwrite)
         added = environment(cluster, asked.rule, directory, options.security, announces)
         sign = signing(cluster, directory, options.security, announces)
         seal = None
@@ -86,15 +87,7 @@ def run(ctx: typer.Context, program: Program, options: RunOptions, transport: st
 def environment(
     cluster: LaunchCluster, rule: str | None, directory: Path, security: Security, announces: bool
 ) -> dict[str, str]:
-    """Variables that all workers get in addition to the launcher's own.
-
-    Args:
-        cluster: the shape of the run.
-        rule: for programs that name none, or None.
-        directory: of the logs.
-        security: the options about certificates.
-        announces: whether the workers may open connections of their own, and the user wants to read about it.
-    """
+    """Variables that all workers get in addition to the launcher's own; `announces`: whether to warn of `--open`."""
     if security.in_the_clear and announces:
         certificates.warn_open()
     result = certificates.environment(cluster, security.tls, security.in_the_clear)

@@ -27,10 +27,7 @@ def resolve_cluster(asked: HostOptions, timeout_s: float) -> tuple[LaunchCluster
     workers = (job.workers or 1) if asked.workers is None else asked.workers
     master = asked.master or (None if job.master is None else f"{job.master[0]}:{job.master[1]}")
     if known is not None and count > 1 and master is None:
-        refuse(
-            f"{job.says} does not say where the hosts meet: give --master HOST:PORT, or in Kubernetes let the pods "
-            "have a subdomain, with a headless Service of that name"
-        )
+        refuse(f"{job.says} does not say where the hosts meet: give --master HOST:PORT, or pods a headless Service")
     return checks.cluster(workers, count, index, master, timeout_s), known
 
 
@@ -45,15 +42,9 @@ def _from_scheduler(asked: HostOptions) -> Hosts | None:
     if job is None or (job.count is None and asked.count is None):  # a pod that knows no other pod
         return None
     if asked.count not in (None, job.count) and job.count is not None:
-        refuse(
-            f"--hosts {asked.count}, but {job.says} has {job.count}: leave --hosts out, or give --host-index and "
-            "--master too"
-        )
+        refuse(f"--hosts {asked.count}, but {job.says} has {job.count}: leave it out, or add --host-index and --master")
     if asked.host_index not in (None, job.index) and asked.master is None:
-        refuse(
-            f"--host-index {asked.host_index}, but {job.says} says {job.index}, and its host 0 is where the hosts "
-            "meet: leave it out, or give --master too"
-        )
+        refuse(f"--host-index {asked.host_index}, but {job.says} says {job.index}: leave it out, or add --master")
     return job
 
 
@@ -73,8 +64,7 @@ def chosen_transport(transport: str, own: Worker | None) -> str:
     if "1" in (os.environ.get(name) for name in MPI_SIZES):
         return "auto"
     refuse(
-        "--transport mpi needs workers that MPI started: mpiexec -n 4 paceline run --transport mpi train.py, without "
-        "--workers, --hosts, --host-index and --master"
+        "--transport mpi: let MPI start the workers, mpiexec -n 4 paceline run --transport mpi train.py, no --workers"
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -235,15 +236,17 @@ class TrackingOptions:
         str | None,
         typer.Option(metavar="PLACE", help="Directory or URL of checkpoint steps, for programs that name none."),
     ] = None
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=1, help="Exchanges between two steps of --checkpoint.", show_default="100")
+    ] = None
 
     def check(self, program: Program | None) -> None:
         """Refuse options that cannot work, before anything starts."""
-        given = [name for name, value in vars(self).items() if value is not None]
+        if self.checkpoint_every is not None and self.checkpoint is None:
+            refuse("--checkpoint-every belongs to --checkpoint PLACE: give both")
+        given = [name for name, value in vars(self).items() if value is not None and name != "checkpoint_every"]
         if given and program is not None and program.source is None:
-            refuse(
-                f"--{given[0]} is for Python programs, and {program.name} is an executable: see paceline watch, and "
-                "paceline report, which read the logs"
-            )
+            refuse(f"--{given[0]} is for Python programs, and {program.name} is an executable: leave it out")
         for name in given:
             if not getattr(self, name).strip():
                 refuse(f"--{name} was given nothing: name a place, or leave it out")
@@ -255,23 +258,27 @@ class TrackingOptions:
         if self.tensorboard is not None:
             _writable(self.tensorboard)
 
+    def check_ports(self, workers: int) -> None:
+        """Refuse ports of `--metrics` that other programs have: worker k of this host listens at PORT + k."""
+        host, _, first = _address(self.metrics or "0").rpartition(":")
+        for port in range(int(first), int(first) + workers) if int(first) else ():
+            try:
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                socket.create_server((host.strip("[]"), port), family=family).close()
+            except OSError as error:
+                refuse(f"--metrics {self.metrics}: {host}:{port} cannot be used ({error.strerror}); give another port")
+
     def check_zero_lines(self, restarts: int) -> None:
         """Refuse what an unchanged program cannot do: it begins at its beginning, whatever steps there are."""
         if self.checkpoint is None:
             return
         how = "add paceline.attach and run.resume to the program (docs/guide/faults.md)"
         if restarts:
-            refuse(
-                "--restarts would start the unchanged program at its beginning, and --checkpoint holds steps of its "
-                f"middle: leave one of them out, or {how}"
-            )
+            refuse(f"--restarts starts an unchanged program at its beginning, where --checkpoint cannot go on: {how}")
         steps = sorted(Path(self.checkpoint).glob("step-*")) if "://" not in self.checkpoint else []
         if steps:
-            refuse(
-                f"--checkpoint {self.checkpoint} holds {steps[-1].name} of an earlier run, and an unchanged program "
-                f"cannot go on from it: give another place, load {steps[-1].name}/global.safetensors in the program, "
-                f"or {how}"
-            )
+            shown = f"--checkpoint {self.checkpoint} holds {steps[-1].name} of an earlier run"
+            refuse(f"{shown}, and an unchanged program cannot go on from it: give another place, or {how}")
 
     def environment(self) -> dict[str, str]:
         """Variables of the workers."""
@@ -280,6 +287,7 @@ class TrackingOptions:
             "PACELINE_WANDB": self.wandb,
             "PACELINE_METRICS": None if self.metrics is None else _address(self.metrics),
             "PACELINE_CHECKPOINT": None if self.checkpoint is None else _place(self.checkpoint),
+            "PACELINE_CHECKPOINT_EVERY": None if self.checkpoint_every is None else str(self.checkpoint_every),
         }
         return {name: value for name, value in result.items() if value is not None}
 
@@ -305,10 +313,7 @@ class RunOptions:
         if elastic.given and start.restarts:
             refuse("--restarts starts all workers again; an elastic run replaces only the lost worker: leave it out")
         if elastic.given and start.receipts:
-            refuse(
-                "--receipts is for runs of a fixed size: in an elastic run members change, and with them the order of "
-                "sums"
-            )
+            refuse("--receipts is for runs of a fixed size: in an elastic run the members change; leave it out")
         for name, value in (("--listen", elastic.listen), ("--grace", elastic.grace)):
             if value is not None and not elastic.given:
                 refuse(f"{name} belongs to --elastic MIN:MAX")

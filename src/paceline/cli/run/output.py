@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workers' output, line by line, each with its rank in front."""
+"""The workers' output, line by line, each with its rank in front; what paceline writes there is counted instead."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
-from paceline.cli.console import err, near
-from paceline.cli.run.tracebacks import Repeats
+from paceline.cli.launch.messages import Messages
+from paceline.cli.run.tracebacks import HeldTracebacks
 from paceline.observe.printable import coloured
 
 CHUNK_BYTES = 1 << 18  # a poll, so that one verbose worker does not starve the other ones
@@ -70,11 +70,11 @@ class Tail:
 class Tails:
     """Follows every worker's output. Progress bars are shown of the first worker of this host only."""
 
-    def __init__(self, show: Show) -> None:
-        self.show = show
+    def __init__(self, show: Show, clock: Callable[[], float] = time.monotonic) -> None:
+        self.show, self.messages = show, Messages()
         self.tails: list[Tail] = []
         self._first = MOST_RANK
-        self._repeats = Repeats()
+        self._held = HeldTracebacks(clock)
         self.mute_errors = False  # stderr then goes to its file only
 
     def __len__(self) -> int:
@@ -90,29 +90,37 @@ class Tails:
     def drop(self, rank: int) -> None:
         """Show the remaining output of a worker that ended, and stop following it."""
         for tail in [tail for tail in self.tails if tail.rank == rank]:
-            self._end(tail)
+            self._show(tail, tail.finish())
             self.tails.remove(tail)
+        self._print(rank, self._held.release(rank), True)
 
     def read(self) -> None:
         """Show new lines."""
         for tail in self.tails:
             self._show(tail, tail.read())
+        for rank in self._held.due():
+            self._print(rank, self._held.release(rank), True)
 
-    def finish(self) -> None:
-        """Show all remaining lines."""
+    def finish(self, failed: bool = False) -> None:
+        """Show all remaining lines; of a run that has `failed`, no tracebacks: a panel has the first worker's."""
         for tail in self.tails:
-            self._end(tail)
-
-    def _end(self, tail: Tail) -> None:
-        self._show(tail, tail.finish())
-        for line in self._repeats.rest(tail.rank) if tail.is_error and not self.mute_errors else ():
-            self.show(tail.rank, line, True)
+            self._show(tail, tail.finish())
+        for rank in () if failed else sorted({tail.rank for tail in self.tails}):
+            self._print(rank, self._held.release(rank), True)
 
     def _show(self, tail: Tail, lines: Iterable[str]) -> None:
-        if self.mute_errors and tail.is_error:
+        lines = list(lines)
+        if not tail.is_error and lines:  # the program goes on after a traceback that it printed
+            self._print(tail.rank, self._held.release(tail.rank), True)
+        self._print(tail.rank, self._held.rest(tail.rank, lines) if tail.is_error else lines, tail.is_error)
+
+    def _print(self, rank: int, lines: Iterable[str], is_error: bool) -> None:
+        if self.mute_errors and is_error:
             return
-        for line in self._repeats.pass_on(tail.rank, list(lines)) if tail.is_error else lines:
-            self.show(tail.rank, line, tail.is_error)
+        for line in lines:
+            text = self.messages.shown(rank, line, is_error)
+            if text or not line:
+                self.show(rank, text, is_error)
 
 
 def _size(path: Path) -> int:
@@ -121,43 +129,22 @@ def _size(path: Path) -> int:
     return 0
 
 
-def prefixed(rank: int, line: str, is_error: bool) -> None:
-    """Print with the rank in front, without colour, for pipes and files."""
-    _print(f"[{rank}] {line}", is_error)
+def shower(console: Console, rank_0_only: bool = False, names: Mapping[int, str] = EACH_RANK) -> Show:
+    """Prints lines with the rank, or its name, in front, or rank 0's alone and unchanged.
 
-
-def prefixed_by(names: Mapping[int, str]) -> Show:
-    """The same with names of ranks."""
-    return lambda rank, line, is_error: _print(f"[{names.get(rank, rank)}] {line}", is_error)
-
-
-def rank_0(rank: int, line: str, is_error: bool) -> None:
-    """Print rank 0's lines unchanged, and no other's."""
-    if rank == 0:
-        _print(line, is_error)
-
-
-def _print(line: str, is_error: bool) -> None:
-    stream = sys.stderr if is_error else sys.stdout
-    print(coloured(line) if stream.isatty() else line, file=stream, flush=True)
-
-
-def rank_0_on_terminal(console: Console) -> Show:
-    """The same on a terminal."""
+    On a terminal they scroll above a status line; into a pipe or a file they go as they are.
+    """
 
     def show(rank: int, line: str, is_error: bool) -> None:
-        if rank == 0:
-            console.print(Text.from_ansi(coloured(line)), soft_wrap=True)
-
-    return show
-
-
-def prefixed_on_terminal(console: Console, names: Mapping[int, str] = EACH_RANK) -> Show:
-    """Print with a coloured rank, or its name, in front; the lines scroll above a status line."""
-
-    def show(rank: int, line: str, is_error: bool) -> None:
-        prefix = (f"[{names.get(rank, rank)}] ", COLOURS[rank % len(COLOURS)])
-        console.print(Text.assemble(prefix, Text.from_ansi(coloured(line))), soft_wrap=True)
+        front = "" if rank_0_only else f"[{names.get(rank, rank)}] "
+        if rank_0_only and rank:
+            return
+        if console.is_terminal:
+            text = Text.from_ansi(coloured(line))
+            console.print(Text.assemble((front, COLOURS[rank % len(COLOURS)]), text), soft_wrap=True)
+            return
+        stream = sys.stderr if is_error else sys.stdout
+        print(front + (coloured(line) if stream.isatty() else line), file=stream, flush=True)
 
     return show
 
@@ -171,34 +158,11 @@ def decode(line: bytes, rank: int) -> str:
     return text.rsplit("\r", 1)[-1].removeprefix(f"[rank{rank}]: ")
 
 
-LOOK_EVERY_S = 5.0
 MIN_FREE_BYTES = 1 << 14
 
 
-class DiskWatcher:
-    """Warns once if the log directory is on a full disk, or was removed."""
-
-    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.directory, self._clock = directory, clock
-        self._looked_at, self._said = float("-inf"), False
-
-    def look(self) -> None:
-        """Check, at most every `LOOK_EVERY_S`."""
-        now = self._clock()
-        if self._said or now - self._looked_at < LOOK_EVERY_S:
-            return
-        self._looked_at = now
-        what = _missing(self.directory)
-        if what:
-            self._said = True
-            err().print(
-                f"the log directory {near(self.directory)} {what}: the run continues with incomplete logs",
-                markup=False,
-                soft_wrap=True,
-            )
-
-
-def _missing(directory: Path) -> str:
+def missing(directory: Path) -> str:
+    """Why a log directory does not take any more; "" if it does."""
     try:
         disk = os.statvfs(directory)
     except FileNotFoundError:

@@ -7,7 +7,6 @@ has to be Python. An executable without a slash in its name may also lie on PATH
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib.util
 import os
@@ -30,7 +29,7 @@ ELF, SHEBANG = b"\x7fELF", b"#!"
 HEAD_BYTES = 4096
 ELF_PROGRAMS = (2, 3)
 """The field e_type of ELF: a program, and one that the loader may place anywhere (or a shared library)."""
-PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz")
+SOURCES, COMPILED = (".py", ".pyw"), (".pyc", ".pyz")
 MOST_SOURCE_BYTES = 16 << 20
 FUNCTION = "paceline.run.launch"
 """The module that calls a function for `paceline.launch`; its arguments are a folder and the function's name."""
@@ -93,6 +92,7 @@ def find(script: Path, arguments: Sequence[str] | None = None, module: bool = Fa
             source, root = starter().find_module(str(script))
         except PacelineError as error:
             refuse(str(error))
+        is_executable(source)
         name = own[1] if str(script) == FUNCTION and len(own) > 1 else str(script)
         return Program(name, ("-m", str(script)), own, source, root)
     if not script.is_file():
@@ -126,22 +126,22 @@ def is_executable(path: Path) -> bool:
     if head.startswith(ELF):
         _check_elf(path, head)
         return True
-    if path.suffix.lower() in PYTHON_SUFFIXES or head.startswith(importlib.util.MAGIC_NUMBER):
+    if path.suffix.lower() in COMPILED or head.startswith(importlib.util.MAGIC_NUMBER):
+        return False
+    if path.suffix.lower() in SOURCES:
+        check_source(path)
         return False
     if head.startswith(SHEBANG):
         words = _interpreter(head)
         if _is_python(words) or _PIP_WRAPPER in head:
+            check_source(path)
             return False
         _check_permission(path)
         if words and words[0].startswith("/") and not os.path.exists(words[0]):
             refuse(f"the first line of {path} names {words[0]!r}, which this machine does not have; correct it")
         return True
-    problem = "" if zipfile.is_zipfile(path) else _no_python(path, head)
-    if problem:
-        refuse(
-            f"the program {path} is neither Python ({problem}) nor an executable (ELF, or a script whose first line is "
-            "#! and its interpreter): give one of these"
-        )
+    if problem := "" if zipfile.is_zipfile(path) else _no_python(path):
+        refuse(f"the program {path} is neither Python ({problem}) nor an executable (ELF or #!): give one of these")
     return False
 
 
@@ -170,17 +170,26 @@ def _is_python(words: Sequence[str]) -> bool:
     return bool(words) and _PYTHON.fullmatch(os.path.basename(words[0].strip())) is not None
 
 
-def _no_python(path: Path, head: bytes) -> str:
+def check_source(path: Path) -> None:
+    """Refuse a Python program that does not compile, which each worker would only find after loading torch."""
+    if problem := "" if zipfile.is_zipfile(path) else _no_python(path):
+        refuse(f"the program {path} is not valid Python ({problem}): correct it")
+
+
+def _no_python(path: Path) -> str:
     """Why a file is no Python program; empty if it may be one."""
-    if b"\0" in head:
-        return "it holds null bytes"
     if path.stat().st_size > MOST_SOURCE_BYTES:
         return f"it has more than {MOST_SOURCE_BYTES >> 20} MiB"
+    source = path.read_bytes()
+    if b"\0" in source:
+        return "it holds null bytes, as binary files do"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ast.parse(path.read_bytes(), str(path))
+            compile(source, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError) as error:
-        where = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
-        return f"{where}{error.msg if isinstance(error, SyntaxError) else error}"
+        if not isinstance(error, SyntaxError):
+            return str(error)
+        text = (error.text or "").strip()
+        return f"line {error.lineno or '?'}: {error.msg}" + (f": {text[:80]}" if text else "")
     return ""

@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,6 @@ from paceline.cli.console import out
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.launch.prestart import prestart
 from paceline.cli.run import failure, output, status
-from paceline.cli.run.output import DiskWatcher
 from paceline.observe.reports.live import Live
 
 if TYPE_CHECKING:
@@ -62,21 +62,22 @@ def shown(
     `rank_0_only`: print rank 0's lines alone, without the rank in front. `names`: printed instead of a rank.
     """
     console = out()
-    if not console.is_terminal:
-        with contextlib.nullcontext() if quiet else status.lines(Live(directory), workers):
-            yield output.rank_0 if rank_0_only else output.prefixed_by(names)
-        return
-    show = output.rank_0_on_terminal(console) if rank_0_only else output.prefixed_on_terminal(console, names)
+    show = output.shower(console, rank_0_only, names)
     if quiet:
         yield show
+    elif console.is_terminal:
+        live = Live(directory)
+        line = status.Redrawn(lambda: status.describe(live.poll(), workers))
+        with Screen(line, console=console, transient=True, refresh_per_second=4):
+            yield show
     else:
-        with Screen(status.RunStatus(Live(directory), workers), console=console, transient=True, refresh_per_second=4):
+        with status.lines(Live(directory), workers):
             yield show
 
 
 def follow(cluster: LaunchCluster, command: Command, show: output.Show) -> Outcome:
     """Launch the workers and show everything that they print, until the last one ends."""
-    tails, disk = output.Tails(show), DiskWatcher(command.output.parent)
+    tails = output.Tails(show)
     reported: set[int] = set()
 
     def on_poll(workers: list[WorkerProcess], stopping: bool, lost: dict[int, int]) -> None:
@@ -84,7 +85,6 @@ def follow(cluster: LaunchCluster, command: Command, show: output.Show) -> Outco
         for worker in workers[len(tails) :]:
             tails.follow(worker.rank, worker.stdout, worker.stderr)
         tails.read()
-        disk.look()
         for rank in sorted(lost.keys() - reported):
             reported.add(rank)
             show(rank, f"this worker is lost: {failure.exit_text(lost[rank])}; the other workers continue", True)
@@ -95,5 +95,5 @@ def follow(cluster: LaunchCluster, command: Command, show: output.Show) -> Outco
 
         outcome = launch(cluster, command, on_poll, prestarted)
     on_poll(outcome.workers, outcome.stopped_by is not None, outcome.lost)
-    tails.finish()
-    return outcome
+    tails.finish(failed=bool(outcome.codes))
+    return replace(outcome, messages=tails.messages)

@@ -9,9 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 
 from rich.console import RenderableType
-from rich.progress_bar import ProgressBar
-from rich.spinner import Spinner
-from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.console import err
@@ -22,48 +19,21 @@ DATA_SHARE = 0.01
 """Waiting for data is shown above this share of the time."""
 POLL_EVERY_S = 0.5  # the logs; workers flush theirs once a second
 LINE_EVERY_S = 60.0  # without a terminal
+MOST_COLUMNS = 100
 
 
-class RunStatus:
-    """Renders the newest snapshot; reads the logs at most every `POLL_EVERY_S`."""
+class Redrawn:
+    """What a terminal shows of a run; reads the logs when it is drawn, at most every `POLL_EVERY_S`."""
 
-    def __init__(self, live: Live, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.live, self.workers, self.clock = live, workers, clock
-        self.spinner = Spinner("dots")
-        self.snapshot = LiveSnapshot()
-        self._read_at = -POLL_EVERY_S
+    def __init__(self, draw: Callable[[], RenderableType], clock: Callable[[], float] = time.monotonic) -> None:
+        self._draw, self._clock = draw, clock
+        self._drawn: RenderableType = ""
+        self._read_at = float("-inf")
 
     def __rich__(self) -> RenderableType:
-        now = self.clock()
-        if now - self._read_at >= POLL_EVERY_S:
-            self.snapshot, self._read_at = self.live.poll(), now
-        return self._line(self.snapshot)
-
-    def _line(self, shot: LiveSnapshot) -> RenderableType:
-        row = Table.grid(padding=(0, 1))
-        cells: list[RenderableType] = [self.spinner]
-        if shot.epoch_done is not None:
-            cells.append(ProgressBar(total=1.0, completed=shot.epoch_done, width=20))
-        cells.append(describe(shot, self.workers))
-        row.add_row(*cells)
-        return row
-
-
-def _left(shot: LiveSnapshot) -> str:
-    """How much of an epoch is done, and the time left."""
-    if shot.epoch_done is None:
-        return ""
-    soon = "" if shot.epoch_left_s is None or shot.epoch_done >= 1.0 else f", {seconds_text(shot.epoch_left_s)} left"
-    return f" ({100 * shot.epoch_done:.0f} %{soon})"
-
-
-def _end(shot: LiveSnapshot) -> str:
-    """When the run ends, as far as the program's loaders show."""
-    done, left_s = shot.whole
-    if done is None:
-        return "end unknown"
-    left = "" if left_s is None or done >= 1.0 else f", {seconds_text(left_s)} left"
-    return f"{100 * done:.0f} % of the run{left}"
+        if self._clock() - self._read_at >= POLL_EVERY_S:
+            self._drawn, self._read_at = self._draw(), self._clock()
+        return self._drawn
 
 
 @contextlib.contextmanager
@@ -71,13 +41,13 @@ def lines(live: Live, workers: int, every_s: float = LINE_EVERY_S) -> Iterator[N
     """Context in which the status is printed now and then, where there is no terminal."""
     over = threading.Event()
 
-    def tell() -> None:
+    def repeat() -> None:
         while not over.wait(every_s):
             err().print(
                 f"{time.strftime('%H:%M:%S')}: {describe(live.poll(), workers).plain}", soft_wrap=True, markup=False
             )
 
-    thread = threading.Thread(target=tell, name="paceline-status", daemon=True)
+    thread = threading.Thread(target=repeat, name="paceline-status", daemon=True)
     thread.start()
     try:
         yield
@@ -87,27 +57,49 @@ def lines(live: Live, workers: int, every_s: float = LINE_EVERY_S) -> Iterator[N
 
 
 def describe(shot: LiveSnapshot, workers: int) -> Text:
-    """A snapshot as text: `epoch 3 | 12,345 minibatches (412/s) | loss 1.4983 | ...`."""
-    elastic = [] if shot.elastic_status is None else [shot.elastic_status.text]
+    """A snapshot as text, what matters most first: `loss 1.4983 | efficiency 96 % | 412 minibatches/s | ...`."""
+    elastic = [] if shot.elastic_status is None else shot.elastic_status.text.split(" | ")
+    elastic.sort(key=lambda part: not part.startswith("waits"))
     if not shot.size:
-        none_yet = f"{workers} worker{'s' if workers > 1 else ''} running, none attached yet"
-        return Text(" | ".join([none_yet, *elastic]), no_wrap=True, overflow="ellipsis")
-    parts = [_end(shot)] + ([] if shot.epoch is None else [f"epoch {shot.epoch}{_left(shot)}"])
-    parts.append(f"{shot.total:,} minibatches ({shot.minibatches_per_s:,.0f}/s)")
-    if len(shot.minibatches) > 1:
-        slowest, fastest = min(shot.minibatches.values()), max(shot.minibatches.values())
-        if slowest != fastest:
-            parts.append(f"{slowest:,} to {fastest:,} a worker")
+        parts = [f"{workers} worker{'s' if workers > 1 else ''} running, none attached yet", *elastic]
+    else:
+        parts = [*_first(shot), *elastic, *_more(shot)]
+    while len(text := " | ".join(parts)) > MOST_COLUMNS and len(parts) > 1:
+        parts.pop()
+    return Text(text, style="bold", no_wrap=True, overflow="ellipsis")
+
+
+def _first(shot: LiveSnapshot) -> Iterator[str]:
+    """Loss, efficiency, speed, lost workers."""
     if shot.loss is not None:
-        parts.append(f"loss {value_text(shot.loss)}")
+        yield f"loss {value_text(shot.loss)}"
+    yield f"efficiency {100 * (1 - shot.exchange_share):.0f} %"  # the rest waits for others, or exchanges
+    yield f"{shot.minibatches_per_s:,.0f} minibatches/s"
+    if shot.lost:
+        yield f"lost: {ranks_text(shot.lost)}"
+
+
+def _more(shot: LiveSnapshot) -> Iterator[str]:
+    """How much is done, the time left where it is known, and details."""
+    done, left_s = shot.whole
+    if done is not None:
+        yield f"{100 * done:.0f} % of the run{_left(left_s, done)}"
+    if shot.epoch is not None:
+        of_pass = shot.epoch_done
+        yield f"epoch {shot.epoch}" + (
+            "" if of_pass is None else f" ({100 * of_pass:.0f} %{_left(shot.epoch_left_s, of_pass)})"
+        )
+    if shot.data_share > DATA_SHARE:
+        yield f"waiting for data {100 * shot.data_share:.0f} %"
     there = shot.size if shot.elastic_status is None else shot.elastic_status.members
     if shot.effective is not None and shot.effective <= there:  # else some have left since it was measured
-        parts.append(f"{there} workers count as {shot.effective:.{0 if shot.effective >= 10 else 1}f}")
-    parts.append(f"efficiency {100 * (1 - shot.exchange_share):.0f} %")  # the rest waits for others, or exchanges
-    if shot.data_share > DATA_SHARE:
-        parts.append(f"waiting for data {100 * shot.data_share:.0f} %")
+        yield f"{shot.effective:.{0 if shot.effective >= 10 else 1}f} effective workers of {there}"
     if shot.delay is not None:
-        parts.append(f"delay {delay_text(shot.delay)}")
-    if shot.lost:
-        parts.append(f"lost: {ranks_text(shot.lost)}")
-    return Text(" | ".join([*parts, *elastic]), style="bold", no_wrap=True, overflow="ellipsis")
+        yield f"delay {delay_text(shot.delay)}"
+    yield f"{shot.total:,} minibatches"
+    if len(set(shot.minibatches.values())) > 1:
+        yield f"{min(shot.minibatches.values()):,} to {max(shot.minibatches.values()):,} a worker"
+
+
+def _left(seconds: float | None, done: float) -> str:
+    return "" if seconds is None or done >= 1.0 else f", {seconds_text(seconds)} left"

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import re
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 PACKAGE = str(Path(__file__).parents[2])  # as it was imported, through links or not
 LIBRARY = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 BEGINS = "Traceback (most recent call last)"
+HOLD_S = 10.0
+"""A worker that runs on for so long has caught its error, and the traceback is shown."""
 _FRAME = re.compile(r'  File "(.+)", line \d+')
 _PACKAGE = re.compile(r"(?:site|dist)-packages/([^/.]+)")
 
@@ -62,45 +64,32 @@ def without_rank(text: str, rank: int) -> str:
     return re.sub(rf"\b(rank|worker|RANK)([ =:]?){rank}\b", r"\1\2N", text)
 
 
-def ranks_span(ranks: Sequence[int]) -> str:
-    """`worker 3`, `workers 0-3`, `workers 0, 2-4`."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
-    text = ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
-    return f"worker{'s' if len(ranks) > 1 else ''} {text}"
+class HeldTracebacks:
+    """Holds tracebacks, and what follows them, back: that of a worker that fails is in the panel at the end, once.
 
+    Args:
+        clock: monotonic, seconds.
+    """
 
-class Repeats:
-    """Passes a traceback on once; an equal one of another worker becomes one line."""
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._held: dict[int, list[str]] = {}  # rank -> lines
+        self._since: dict[int, float] = {}
 
-    def __init__(self) -> None:
-        self._open: dict[int, list[str]] = {}  # rank -> an incomplete traceback
-        self._first: dict[str, int] = {}  # traceback -> the first rank with it
+    def rest(self, rank: int, lines: Sequence[str]) -> list[str]:
+        """Those of a worker's new lines that are before a traceback."""
+        begins = 0 if rank in self._held else next((i for i, one in enumerate(lines) if one.startswith(BEGINS)), None)
+        if begins is None:
+            return list(lines)
+        self._held.setdefault(rank, []).extend(lines[begins:])
+        self._since.setdefault(rank, self._clock())
+        return list(lines[:begins])
 
-    def pass_on(self, rank: int, lines: Sequence[str]) -> list[str]:
-        """The new lines of a worker's stderr that are to be shown."""
-        shown: list[str] = []
-        for line in lines:
-            block = self._open.get(rank)
-            if line.startswith(BEGINS):
-                shown += self.rest(rank)
-                self._open[rank] = [line]
-            elif block is None:
-                shown.append(line)
-            else:
-                block.append(line)
-                if line and not line.startswith(" "):
-                    shown += self._deduplicated(rank, self._open.pop(rank))
-        return shown
+    def due(self) -> list[int]:
+        """Ranks that run on `HOLD_S` after a traceback."""
+        return [rank for rank, since in self._since.items() if self._clock() - since > HOLD_S]
 
-    def rest(self, rank: int) -> list[str]:
-        """The lines of an incomplete traceback."""
-        return self._open.pop(rank, [])
-
-    def _deduplicated(self, rank: int, block: list[str]) -> list[str]:
-        first = self._first.setdefault(without_rank("\n".join(block), rank), rank)
-        return block if first == rank else [f"{block[-1]}  (the same traceback as worker {first})"]
+    def release(self, rank: int) -> list[str]:
+        """The held lines of a worker."""
+        self._since.pop(rank, None)
+        return self._held.pop(rank, [])

@@ -51,7 +51,7 @@ def _worker_notice(kind: str, rank: int, event: dict[str, Any], at_s: float) -> 
     if kind == "left_out":
         out, exchange = event.get("rank_left_out"), event.get("exchange")
         again = f" ({event['in_a_row']} in a row: probably broken)" if int(event.get("in_a_row", 1)) >= 3 else ""
-        text = f"worker {out} left out of exchange {exchange}: {event.get('why', '')}{again}"
+        text = f"worker {out}'s contribution was rejected in exchange {exchange}: {event.get('why', '')}{again}"
         return Notice(at_s, f"left_out {out} {exchange}", text)
     if kind == "tune" and ("changes" in event or "refused" in event):
         return Notice(at_s, f"tune {event.get('block')} {event.get('changes', event.get('wanted'))}", _tuned(event))

@@ -20,6 +20,7 @@ from paceline.cli.run.conclusion import conclude
 from paceline.cli.run.hosts import resolve_cluster
 from paceline.cli.run.options import HostOptions, Security
 from paceline.cli.run.program import find
+from paceline.flow.lock import Lock
 from paceline_plugins.files.blocks_command.options import DataOptions, ModelOptions, RateOptions, plan_of
 
 if TYPE_CHECKING:
@@ -126,11 +127,11 @@ def blocks(
     fixed.leave(code, outcome)
 
 
-def _lock(folder: Path, host_index: int) -> checks.Lock:
+def _lock(folder: Path, host_index: int) -> Lock:
     """Make the folder, and hold its lock; refuses a folder that another launcher of this host uses."""
     with refusing():
         folder.mkdir(parents=True, exist_ok=True)
-        return checks.Lock(folder, f"lock-{host_index}")
+        return Lock(folder, f"lock-{host_index}")
 
 
 def _prepare(plan: Plan, host_index: int, overwrite: bool) -> Path:
