@@ -43,12 +43,11 @@ TOOLS = {
     "speed/c_tool": "c++",
     "speed/c_tool_workers": "c++",
     "speed/file_blocks": "c++",
-    "seeds/way_in": "/usr/sbin/sshd",
 }
 """What a benchmark needs beside Python, by its folder and name."""
 ROOTED = (
     *("speed/forecast", "speed/network"),
-    *("faults/faults", "faults/sites", "seeds/way_in"),
+    *("faults/faults", "faults/sites"),
 )
 """Benchmarks of network namespaces alone."""
 PROMISE = re.compile(r"JSON object:(.*)", re.DOTALL)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether workers make enough blocks to learn together, and what to change if not.
 
-128 blocks of 64 workers ended 10 % above one worker's loss, 8 blocks of 8 workers 13 % (records/2026-11-22_blocks); 22
-blocks of 16 were level with it (docs/guide/start.md).
+128 blocks of 64 workers ended 10 % above one worker's loss, 8 of 8 13 % (records/2026-11-22_blocks), 22 of 16 level.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ EPOCHS, MANY = 2, 20
 def needed(workers: int) -> int:
     """Blocks that so many workers need at least: 64 workers some 100."""
     blocks = max(10, math.ceil(math.pow(workers, 1.1)))
-    return blocks if blocks < 50 else math.ceil(blocks / 10) * 10
+    return blocks if blocks < 50 else 10 * math.ceil(blocks / 10)
 
 
 def before(rule: Rule, workers: int, minibatches: int) -> str:
@@ -41,12 +40,11 @@ def after(period: int, workers: int, minibatches: int, blocks: int) -> str:
     """A sentence where each worker made so few `blocks` of so many `minibatches` in all; "" where they suffice."""
     if workers == 1 or period == 1 or not 0 < blocks < needed(workers):
         return ""
-    few = f"{blocks} block{'s' * (blocks > 1)} in all: too few for {workers} workers"
-    remedy = _remedy(period, workers, minibatches)
-    return f"{few}, which need some {needed(workers)}. For so little data {remedy}."
+    few = f"{blocks} block{'s' * (blocks > 1)} in all: too few for {workers} workers, which need some {needed(workers)}"
+    return f"{few}. For so little data {_remedy(period, workers, minibatches)}."
 
 
 def _remedy(period: int, workers: int, minibatches: int) -> str:
-    enough = (k for k in range(workers - 1, 1, -1) if workers * minibatches >= k * period * needed(k))
-    fewer, least = next(enough, 1), max(1, min(period - 1, minibatches // needed(workers)))
+    fewer = next((k for k in range(workers - 1, 1, -1) if workers * minibatches >= k * period * needed(k)), 1)
+    least = max(1, min(period - 1, minibatches // needed(workers)))
     return f"take {f'{fewer} workers' if fewer > 1 else 'one worker'}, or period={least}"

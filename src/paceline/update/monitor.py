@@ -265,7 +265,7 @@ class Monitor:
             self._why[rank] = why
             if self._rejected[rank] == 1:
                 self._warn_rejected(rank, f"in exchange {header.sequence} ({why}); it continues from the global model")
-            if times == BROKEN:
+            elif times == BROKEN:
                 self._warn_rejected(rank, f"{times} times in a row ({why}): {LOOK_AT}")
             self.note(
                 "left_out",
@@ -278,8 +278,8 @@ class Monitor:
             )
 
     def _warn_rejected(self, rank: int, how: str) -> None:
-        name = self._transport.world.name(rank).replace("rank", "worker")
-        logger.warning("the contribution of %s was rejected %s", name, how)
+        worker = self._transport.world.name(rank).replace("rank", "worker")
+        logger.warning("the contribution of %s was rejected %s", worker, how)
 
     def stepped(self, steps: int, samples: int, new_samples: int) -> None:
         self._line.minibatches += 1
