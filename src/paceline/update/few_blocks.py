@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,14 +31,16 @@ def before(rule: Rule, workers: int, minibatches: int) -> str:
     if workers == 1 or period == 1 or not each or enough or adapts:
         return ""
     return (
-        f"{workers} workers make {minibatches:,} minibatch{'es' * (minibatches > 1)} an epoch each, {each} "
+        f"few blocks: {workers} workers make {minibatches:,} minibatch{'es' * (minibatches > 1)} an epoch each, {each} "
         f"block{'s' * (each > 1)} of {rule.name}(period={period}), and need some {needed(workers)}: below "
         f"{math.ceil(needed(workers) / each)} epochs {_remedy(period, workers, EPOCHS * minibatches)}"
     )
 
 
-def after(period: int, workers: int, minibatches: int, blocks: int) -> str:
+def after(rule: str, workers: int, minibatches: int, blocks: int) -> str:
     """A sentence where each worker made so few `blocks` of so many `minibatches` in all; "" where they suffice."""
+    named = re.search(r"\bperiod=(\d+)", rule)
+    period = int(named[1]) if named else math.ceil(minibatches / max(1, blocks))
     if workers == 1 or period == 1 or not 0 < blocks < needed(workers):
         return ""
     few = f"{blocks} block{'s' * (blocks > 1)} in all: too few for {workers} workers, which need some {needed(workers)}"
