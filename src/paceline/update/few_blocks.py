@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether workers make enough blocks to learn together, and what to change if not.
-
-128 blocks of 64 workers ended 10 % above one worker's loss, 8 of 8 13 % (records/2026-11-22_blocks), 22 of 16 level.
-"""
+"""Whether workers make enough blocks to learn together, and what to change if not: 128 blocks of 64 workers ended 10 %
+above one worker's loss (records/2026-11-22_blocks), 22 blocks of 16 level with it (docs/guide/start.md)."""
 
 from __future__ import annotations
 
@@ -41,10 +39,9 @@ def after(rule: str, workers: int, minibatches: int, blocks: int) -> str:
     """A sentence where each worker made so few `blocks` of so many `minibatches` in all; "" where they suffice."""
     named = re.search(r"\bperiod=(\d+)", rule)
     period = int(named[1]) if named else math.ceil(minibatches / max(1, blocks))
-    if workers == 1 or period == 1 or not 0 < blocks < needed(workers):
-        return ""
     few = f"{blocks} block{'s' * (blocks > 1)} in all: too few for {workers} workers, which need some {needed(workers)}"
-    return f"{few}. For so little data {_remedy(period, workers, minibatches)}."
+    advice = f"{few}. For so little data {_remedy(period, workers, minibatches)}."
+    return advice if workers > 1 and period > 1 and 0 < blocks < needed(workers) else ""
 
 
 def _remedy(period: int, workers: int, minibatches: int) -> str:
