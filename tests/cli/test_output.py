@@ -230,6 +230,7 @@ def test_messages_of_workers_are_counted_and_not_shown() -> None:
     messages = Messages()
     assert messages.shown(1, "paceline: train.py:3: split among 2 workers", True) == ""
     assert messages.shown(0, "paceline: warning: auto: bmuf(period=8)", True) == "auto: bmuf(period=8)"
+    assert messages.shown(0, "paceline: warning: few blocks: so few [rank 0 of 4 on vm]", True) == "few blocks: so few"
     for rank in (0, 1, 1):
         messages.shown(rank, f"paceline: warning: the disk is full [rank {rank} of 2 on vm]", True)
         messages.shown(rank, f"paceline: warning: the contribution of worker 1 was rejected in {rank} of 3", True)

@@ -210,7 +210,7 @@ def test_too_few_blocks_are_said_once_before_the_training() -> None:
     few = one_epoch(shared, lambda: DataLoader(make_data(18), 2))
     (said,) = said_of(few, workers=3)
     assert said.startswith(
-        "3 workers make 3 minibatches an epoch each, 1 block of bmuf(period=4), and need some 10: "
+        "few blocks: 3 workers make 3 minibatches an epoch each, 1 block of bmuf(period=4), and need some 10: "
         "below 10 epochs take one worker, or period=1"
     )
     assert said_of(few, workers=1) == [] == said_of(one_epoch(shared, lambda: DataLoader(make_data(), 4)))

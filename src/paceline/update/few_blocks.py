@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether workers make enough blocks to learn together, and what to change if not.
-
-128 blocks of 64 workers ended 10 % above one worker's loss, 8 of 8 13 % (records/2026-11-22_blocks), 22 of 16 level.
-"""
+"""Whether workers make enough blocks to learn together, and what to change if not: 128 blocks of 64 workers ended 10 %
+above one worker's loss (records/2026-11-22_blocks), 22 blocks of 16 level with it (docs/guide/start.md)."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,18 +29,19 @@ def before(rule: Rule, workers: int, minibatches: int) -> str:
     if workers == 1 or period == 1 or not each or enough or adapts:
         return ""
     return (
-        f"{workers} workers make {minibatches:,} minibatch{'es' * (minibatches > 1)} an epoch each, {each} "
+        f"few blocks: {workers} workers make {minibatches:,} minibatch{'es' * (minibatches > 1)} an epoch each, {each} "
         f"block{'s' * (each > 1)} of {rule.name}(period={period}), and need some {needed(workers)}: below "
         f"{math.ceil(needed(workers) / each)} epochs {_remedy(period, workers, EPOCHS * minibatches)}"
     )
 
 
-def after(period: int, workers: int, minibatches: int, blocks: int) -> str:
+def after(rule: str, workers: int, minibatches: int, blocks: int) -> str:
     """A sentence where each worker made so few `blocks` of so many `minibatches` in all; "" where they suffice."""
-    if workers == 1 or period == 1 or not 0 < blocks < needed(workers):
-        return ""
+    named = re.search(r"\bperiod=(\d+)", rule)
+    period = int(named[1]) if named else math.ceil(minibatches / max(1, blocks))
     few = f"{blocks} block{'s' * (blocks > 1)} in all: too few for {workers} workers, which need some {needed(workers)}"
-    return f"{few}. For so little data {_remedy(period, workers, minibatches)}."
+    advice = f"{few}. For so little data {_remedy(period, workers, minibatches)}."
+    return advice if workers > 1 and period > 1 and 0 < blocks < needed(workers) else ""
 
 
 def _remedy(period: int, workers: int, minibatches: int) -> str:

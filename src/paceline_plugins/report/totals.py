@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -203,9 +202,7 @@ def too_few_blocks(run: RunLog) -> str:
     )
     if last is None or not last.block:  # gradients are exchanged each step
         return ""
-    named = re.search(r"\bperiod=(\d+)", run.rule)
-    period = int(named[1]) if named else math.ceil(last.total_minibatches / last.block)
-    return few_blocks.after(period, run.size, last.total_minibatches, last.block)
+    return few_blocks.after(run.rule, run.size, last.total_minibatches, last.block)
 
 
 def _cut_off(run: RunLog) -> list[str]:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-OURS, WARNING, CHOICE = "paceline: ", "warning: ", "auto: "
-"""In front of paceline's own lines of stderr, of its warnings, and of the rule that `auto` has chosen."""
+OURS, WARNING, AT_ONCE = "paceline: ", "warning: ", ("auto: ", "few blocks: ")
+"""In front of paceline's own lines of stderr, of its warnings, and of what is shown when it is said."""
 _OWN_NUMBERS = re.compile(r" \[rank \d+ of \d+ on \S+\]")
 _HELD_OUT = re.compile(r"(?i)(?<![a-z])(val|valid|validation|test|eval|held.out|dev)(?![a-rt-z]).*\d")
 _LOSS = re.compile(r"(?i)loss\W+(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan)\b")
@@ -37,12 +37,11 @@ class Messages:
         """The line as it is shown; "" if it is only for the log."""
         if is_error and line.startswith(OURS):
             text = line.removeprefix(OURS)
-            if text.removeprefix(WARNING).startswith(CHOICE):
-                return text.removeprefix(WARNING)
+            if (bare := _OWN_NUMBERS.sub("", text.removeprefix(WARNING))).startswith(AT_ONCE):
+                return bare
             if text.startswith(WARNING):
-                text = _OWN_NUMBERS.sub("", text.removeprefix(WARNING))
-                self._warnings[text.partition(" was rejected ")[0]] = text
-                self._times.setdefault(text, Counter())[rank] += 1
+                self._warnings[bare.partition(" was rejected ")[0]] = bare
+                self._times.setdefault(bare, Counter())[rank] += 1
             return ""
         if rank == 0 and (found := _LOSS.findall(line)):
             self.loss = found[-1]

@@ -23,6 +23,7 @@ from paceline.errors import PacelineError
 from paceline.observe.reports.live import Live, LiveSnapshot
 from paceline.observe.reports.read import has_run
 from paceline.observe.reports.summary import ranks_text, seconds_text, value_text
+from paceline.update import few_blocks
 
 if TYPE_CHECKING:
     from paceline.cli.launch.launch import Outcome
@@ -72,6 +73,10 @@ def finished(directory: Path, quiet: bool, workers: int, messages: Messages, kin
         reached = _reached(live, shot, messages, kind == "worker")
         lines.append(f"{workers} {kind}{'s' if workers > 1 else ''} finished{': ' if reached else ''}{reached}")
         lines += [f"printed last: {messages.held_out[:MOST_PRINTED]}"] if messages.held_out else []
+    blocks, each = max((one.block for one in live.workers), default=0), max(shot.minibatches.values(), default=0)
+    if shot.elastic_status is None and shot.delay is None:
+        few = few_blocks.after(shot.rule, shot.size, each, blocks)
+        lines += [f"warning: {few}"] if few else []
     lines += [f"warning: {text}" for text in messages.warnings[:MOST_WARNINGS]]
     if (more := len(messages.warnings) - MOST_WARNINGS) > 0:
         lines.append(f"and {more} other warnings: see {near(directory / 'output')}")
