@@ -17,6 +17,7 @@ if [ -z "$quick" ]; then
     bench quality/time_to_quality blstm_seeds "${blstm[@]}" --seeds 2 --workers 8 \
         --methods averaging cold averaging-rate=0 cold-rate=0
     bench quality/time_to_quality blstm_others "${blstm[@]}" --workers 8 --methods cold-beta1=0.9
+    bench quality/time_to_quality pictures_seeds "${pictures[@]}" --workers 4 --methods averaging cold
     bench quality/time_to_quality pictures_sync "${pictures[@]}" --workers 4 --methods sync-rate=0.5-ramp=0.1
     bench quality/time_to_quality pictures_longer "${pictures[@]}" --minibatches 32768 --alone 0.5 --workers 4 \
         --methods averaging cold
