@@ -201,6 +201,14 @@ def test_a_sentence_says_how_long_workers_waited(write_run: Write, parts: tuple[
     assert warnings(run) == list(filter(None, [data_wait_sentence(run)])) and bool(warnings(run)) == bool(sentence)
 
 
+def test_data_in_memory_gets_no_advice(write_run: Write) -> None:
+    def quick(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [one | {"compute_s": 0.05, "data_s": 0.018} if one["kind"] == "exchange" else one for one in events]
+
+    run = read_run(write_run(change=quick))
+    assert shares(run.workers).data > 0.05 and data_wait_sentence(run) == ""
+
+
 def test_virtual_workers_get_no_advice_on_data_and_one_worker_is_no_slower_than_one(write_run: Write) -> None:
     def virtual(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for event in waiting(rank, events):

@@ -21,6 +21,8 @@ LITTLE_WORK = 0.7
 """Efficiency below which exchanges cost too much."""
 HELD_OUT = re.compile(r"(?<![a-z])(held[ _-]?out|held|valid\w*|val|eval\w*|test|dev)(?![a-z])")
 """In the name of a value of data that the model does not train on."""
+QUICK_S = 0.005
+"""A minibatch that is ready so soon, as of data in memory, would come no sooner from another process."""
 UNEVEN = 1.5
 """A worker is named whose share of waiting for data is this many times the mean."""
 
@@ -144,7 +146,8 @@ def data_wait_sentence(run: RunLog) -> str:
     """The share of waiting for data, with advice; empty where it is small, or where workers wait for shared cores."""
     each = {worker.rank: shares([worker]).data for worker in run.workers}
     most, part = max(each, key=each.__getitem__), shares(run.workers).data
-    if each[most] < MUCH_WAIT or run.transport == "virtual" or crowded(run):
+    quick = all(worker.data_s < QUICK_S * worker.minibatches for worker in run.workers)
+    if each[most] < MUCH_WAIT or quick or run.transport == "virtual" or crowded(run):
         return ""
     worst = f" (worker {most}: {share_text(each[most])})" if each[most] >= UNEVEN * part else ""
     return (
