@@ -19,7 +19,7 @@ EPOCHS, MANY = 2, 20
 
 def needed(workers: int) -> int:
     """Blocks that so many workers need at least: 64 workers some 100."""
-    blocks = max(10, math.ceil(float(workers) ** 1.1))
+    blocks = max(10, math.ceil(math.pow(workers, 1.1)))
     return blocks if blocks < 50 else math.ceil(blocks / 10) * 10
 
 
