@@ -31,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
 import _quick
-from _complaints import data, ends, frameworks, numerics, schedules, state  # noqa: F401 (they register their programs)
+from _complaints import data, ends, numerics, schedules, state  # noqa: F401 (they register their programs)
 from _complaints.cases import CASES, Case, Seen
 
 BATCH = 4

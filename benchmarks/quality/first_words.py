@@ -3,16 +3,14 @@
 
     python benchmarks/quality/first_words.py [--programs FOLDER --table FILE.toml] [--only NAME ..] [--quick]
 
-Each program of the table (by default two of `examples/zero_lines`, with `--quick` one) runs on `--workers` workers with
-zero lines under `auto`. A line of ours is one that no worker wrote as it is shown. Each refusal is tried three times,
-and the fastest counts. The last line is a JSON object: `lines_of_ours` (median of the runs), `runs_with_loss`
-(summaries that name a loss), `runs`, `seconds_to_refusal` (the slowest refusal), `refusals` (seconds of each), and
-`programs` (of each: lines of ours, its exit code).
+Each program of the table (by default two of `examples/zero_lines`) runs with zero lines under `auto`. A line of ours is
+one that no worker wrote. Of three tries of a refusal the fastest counts. The last line is a JSON object:
+`lines_of_ours` (median of the runs), `runs_with_loss` (summaries that name a loss), `runs`, `seconds_to_refusal` (the
+slowest), `refusals` (seconds of each), `programs` (lines, exit code).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import socket
@@ -26,8 +24,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
 import _quick
-from _foreign.runs import Bench, table
-from foreign import EXAMPLES, QUICK
+from _foreign.runs import OUTPUTS, Bench, table
+from foreign import EXAMPLES, QUICK, arguments
 
 LOSS = re.compile(r"^\d+ workers? finished: .*loss -?\d")
 
@@ -36,9 +34,7 @@ def lines_of_ours(folder: Path) -> list[str]:
     """Of a run, what no worker wrote."""
     files = (folder / "log" / "output").glob("rank-*")
     theirs = {line.rstrip() for file in files for line in re.split(r"[\r\n]", file.read_text(errors="replace"))}
-    shown = [
-        line for name in ("out.txt", "err.txt") for line in (folder / name).read_text(errors="replace").split("\n")
-    ]
+    shown = "\n".join((folder / name).read_text(errors="replace") for name in OUTPUTS).split("\n")
     return [line for line in shown if line.strip() and line.rsplit("\r", 1)[-1].rstrip() not in theirs]
 
 
@@ -62,31 +58,21 @@ def seconds_to_refusal(place: Path, port: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", type=Path, default=EXAMPLES, help="the folder that the table's files are in")
-    parser.add_argument("--table", type=Path)
-    parser.add_argument("--packages", type=Path, help="a folder of `pip install --target`")
-    parser.add_argument("--only", nargs="+", default=[])
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("out/first_words"))
-    args = _quick.parse(parser, table=None, programs=EXAMPLES, only=["gcn"])
-    bench = Bench(args.programs, args.out, args.workers, args.packages, "auto")
+    args = _quick.parse(arguments(__doc__, 2, "out/first_words"), table=None, programs=None, only=["gcn"])
+    bench = Bench(args.programs or EXAMPLES, args.out, args.workers, args.packages, "auto")
     programs, losses = {}, 0
     for program in table(args.table) if args.table else QUICK:
         if args.only and program.name not in args.only:
             continue
-        done = bench.several(program)
-        ours = lines_of_ours(done.folder)
+        ours = lines_of_ours((done := bench.several(program)).folder)
         losses += any(LOSS.match(line) for line in ours)
         programs[program.name] = {"lines": len(ours), "code": done.code}
         print(f"{program.name}: exit code {done.code}, {len(ours)} lines of ours", *ours, sep="\n    ", flush=True)
     with tempfile.TemporaryDirectory() as place, socket.create_server(("127.0.0.1", 0)) as taken:
         refusals = seconds_to_refusal(Path(place), taken.getsockname()[1])
-    lines = statistics.median(one["lines"] for one in programs.values())
-    found = {"lines_of_ours": lines, "runs_with_loss": losses, "runs": len(programs)}
-    print(
-        json.dumps(found | {"seconds_to_refusal": max(refusals.values()), "refusals": refusals, "programs": programs})
-    )
+    found = {"lines_of_ours": statistics.median(one["lines"] for one in programs.values()), "runs_with_loss": losses}
+    found |= {"seconds_to_refusal": max(refusals.values()), "refusals": refusals, "runs": len(programs)}
+    print(json.dumps(found | {"programs": programs}))
 
 
 if __name__ == "__main__":

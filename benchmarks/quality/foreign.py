@@ -45,15 +45,21 @@ def row(name: str, found: dict[str, Any]) -> str:
     return f"| {name} | {found['verdict']} | {drawn} | {made} | {figures} |"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(about: str | None, workers: int, out: str) -> argparse.ArgumentParser:
+    """Those of benchmarks of a table of programs."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=Path, help="the folder that the table's files are in")
     parser.add_argument("--table", type=Path)
     parser.add_argument("--packages", type=Path, help="a folder of `pip install --target`")
     parser.add_argument("--only", nargs="+", default=[])
-    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=workers)
+    parser.add_argument("--out", type=Path, default=Path(out))
+    return parser
+
+
+def main() -> None:
+    parser = arguments(__doc__, 3, "out/foreign")
     parser.add_argument("--rule", default="", help="for all programs, instead of the table's")
-    parser.add_argument("--out", type=Path, default=Path("out/foreign"))
     parser.add_argument("--kept", action="store_true", help="run nothing: judge the runs in --out once more")
     parser.add_argument("--quick", action="store_true", help="programs of examples/zero_lines")
     args = parser.parse_args()

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import runpy
 import shlex
-import socket
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +17,13 @@ from typer.testing import CliRunner, Result
 
 import paceline
 from paceline.cli import app
+from paceline.cli.launch.messages import Messages
+from paceline.cli.run.conclusion import finished
+from paceline.cli.run.failure import LOST
+from paceline.cli.run.rule_check import checked
+from paceline.rules import CODECS, RECIPES
 from tests.helpers import make_net, sgd
+from tests.paths import python_path
 
 
 @pytest.fixture(autouse=True)
@@ -29,34 +37,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def call(line: str) -> Result:
     return CliRunner().invoke(app, shlex.split(line))
-
-
-COMMANDS = (
-    "run --log PLACE ok.py",
-    "sim --log PLACE ok.py",
-    "run --elastic 1:1 --log PLACE ok.py",
-    "tune --search 'lr=log(1e-3,1)' --log PLACE ok.py",
-)
-
-
-@pytest.mark.plugins
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("place", ["/proc/none", "ok.py/below", "/dev/null/x"])
-def test_a_log_directory_that_cannot_be(command: str, place: str) -> None:
-    Path("ok.py").write_text("import paceline\npaceline.attach\n")
-    done = call(command.replace("PLACE", place))
-    assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
-    assert f"--log {place}" in done.stderr and "is not writable" in done.stderr, done.stderr
-
-
-@pytest.mark.plugins
-def test_a_port_that_another_program_has_and_a_name_that_nobody_knows() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = call(f"run --hosts 2 --host-index 0 --master 127.0.0.1:{port} ok.py")
-    assert done.exit_code == 2 and f"port {port} is in use" in done.stderr
-    done = call("run --hosts 2 --host-index 1 --master no.such.name.invalid:29500 ok.py")
-    assert done.exit_code == 2 and "this host does not know no.such.name.invalid" in done.stderr
 
 
 def test_a_rule_of_the_command_line_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,3 +69,27 @@ def test_ctrl_c_while_the_command_is_loaded_is_one_line(
     with pytest.raises(SystemExit):
         main()
     assert codes == [130] and capsys.readouterr().err == "stopped before anything was started\n"
+
+
+@pytest.mark.processes
+def test_the_stand_in_for_torch_judges_rules_as_torch_does() -> None:
+    rules = [*RECIPES, *(f"bmuf(codec={codec!r})" for codec in CODECS), "bmuf(period=0)", "bmuf(rank=1)", "easgd(x=1)"]
+    code = f"from paceline.cli.run.rule_check import checked; print([checked(rule, False) for rule in {rules!r}])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; import sys; assert 'torch' not in sys.modules"],
+        env={"PYTHONPATH": python_path()},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [tuple(one) for one in ast.literal_eval(done.stdout)] == [checked(rule, False) for rule in rules]
+
+
+def test_a_worker_whose_contributions_were_all_rejected_is_in_the_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [{"kind": "attach", "at_s": 0.0, "rank": 0, "size": 2, "rule": "bmuf()"}]
+    lines += [{"kind": "close", "at_s": 1.0, "rank": 0, "minibatches": 8, "bytes": 0, "always_rejected": [1]}]
+    (tmp_path / "rank-000.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert finished(tmp_path, False, 2, Messages()) == LOST
+    assert "worker 1 contributed nothing to the model: exit code 3" in capsys.readouterr().err

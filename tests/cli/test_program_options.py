@@ -36,12 +36,9 @@ def call(line: str) -> Result:
 @pytest.mark.parametrize(
     ("line", "right"),
     [
-        ("run ok.py --workers 4", "run --workers 4 ok.py"),
         ("run --quiet ok.py --epochs 3 --rule=bmuf x", "run --quiet --rule=bmuf ok.py --epochs 3 x"),
-        ("run ok.py --as-is", "run --as-is ok.py"),
         ("sim ok.py --workers 4 --quiet", "sim --workers 4 --quiet ok.py"),
         ("plan ok.py --network 1gbe --json", "plan --network 1gbe --json ok.py"),
-        ("tune ok.py --search lr=uniform(1,2)", "tune --search 'lr=uniform(1,2)' ok.py"),
         ("tune --search lr=uniform(1,2) ok.py --groups 2", "tune --search 'lr=uniform(1,2)' --groups 2 ok.py"),
         ("run --elastic 1:2 ok.py --workers 2", "run --elastic 1:2 --workers 2 ok.py"),
     ],

@@ -70,9 +70,6 @@ def test_an_unchanged_program_is_tracked_and_writes_steps(script: Script, tmp_pa
 @pytest.mark.plugins
 def test_what_cannot_work_is_refused_before_the_start(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     path = script(BARE)
-    if importlib.util.find_spec("tensorboard") is not None:
-        taken = run("--tensorboard", path / "board", path)  # a file is in the way
-        assert taken.exit_code == 2 and "cannot be written" in taken.stderr
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     def refused(*options: object) -> str:
@@ -82,11 +79,7 @@ def test_what_cannot_work_is_refused_before_the_start(script: Script, monkeypatc
 
     assert "--wandb needs wandb, which is not installed: pip install 'paceline[wandb]'" in refused("--wandb", "project")
     assert "paceline[tensorboard]" in refused("--tensorboard", "board")
-    assert "was given nothing" in refused("--tensorboard", "")
     assert "prometheus_client" in refused("--metrics", 9400)
-    assert "where --checkpoint cannot go on" in refused("--checkpoint", "steps", "--restarts", 1)
-    Path("steps/step-000000100").mkdir(parents=True)
-    assert "holds step-000000100 of an earlier run" in refused("--checkpoint", "steps")
 
 
 def test_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -229,3 +229,16 @@ def test_what_cannot_be_shared_or_logged_is_refused_by_name() -> None:
     with pytest.raises(paceline.UnsupportedError, match=r"restore takes what run\.snapshot\(\) gave, got a int"):
         run.restore(5)
     run.close()
+
+
+def test_steps_after_the_end_and_moments_under_block_momentum_are_named_once() -> None:
+    def program() -> None:
+        model, batches = make_net(), [make_data().tensors] * 4
+        optimizer = torch.optim.Adam(model.parameters())
+        with paceline.attach(model, optimizer, "bmuf", period=2, data="own") as run:
+            train(run, model, optimizer, batches)
+        train(run, model, optimizer, batches)
+
+    said = sorted(text for text in said_of(program) if "blocks in an epoch" not in text)
+    assert ["Adam's own moments" in text for text in said] == [True, False, False], said
+    assert ["after run.close()" in text for text in said] == [False, True, True]

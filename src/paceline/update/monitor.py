@@ -162,10 +162,8 @@ class Monitor:
         # seconds since the run began: computing, waiting for other workers, exchanging; waiting for data; waiting in
         # exchanges of blocks, exchanging in these, and what these took, part of it while the worker computed
         self.spent, self.data_s, self.of_blocks = [0.0, 0.0, 0.0], 0.0, [0.0, 0.0, 0.0]
-        self._left_out = 0  # contributions rejected so far
         self._in_a_row: Counter[int] = Counter()  # of each rank
-        self._rejected, self._why = Counter[int](), dict[int, str]()
-        self._never = set[int]()  # ranks whose contributions were all rejected
+        self._rejected, self._why, self._never = Counter[int](), dict[int, str](), set[int]()  # of ranks; never taken
         self._refused = self._pushed = 0
         transport.on_failure(lambda rows: self.note("waiting", workers=rows))
 
@@ -254,10 +252,9 @@ class Monitor:
                     self._in_a_row[rank] = 0
                     self._never.discard(rank)
                 continue
-            self._left_out, self._in_a_row[rank] = self._left_out + 1, self._in_a_row[rank] + 1
+            self._in_a_row[rank] += 1
             self._rejected[rank] += 1
-            if self._rejected[rank] == 1 and header.sequence == 1:
-                self._never.add(rank)
+            self._never |= {rank} if self._rejected[rank] == header.sequence == 1 else set()
             times, between = self._in_a_row[rank], summary.between
             why = f"norm {header.norm:.3g}" if header.finite else "inf or NaN in its contribution"
             if header.finite and between is not None:
@@ -356,7 +353,7 @@ class Monitor:
             "waiting_s": waiting_s,
             "exchanging_s": exchanging_s,
             "waiting_for_data_s": self.data_s,
-            "left_out": float(self._left_out),
+            "left_out": float(self._rejected.total()),
             "workers": float(self._transport.world.size),
         }
 
@@ -390,6 +387,6 @@ class Monitor:
                 rank, of = self._transport.world.rank, self._refused + self._pushed
                 self._warn_rejected(rank, f"in {self._refused} of {of} pushes (inf or NaN in its contribution)")
                 self._never |= set() if self._pushed else {rank}
-            always = {"always_rejected": sorted(self._never)} if self._never else {}
-            self._event_log.write("close", minibatches=self._steps, bytes=self._transport.bytes_sent, **always)
+            facts = {"always_rejected": sorted(self._never)} if self._never else {}
+            self._event_log.write("close", minibatches=self._steps, bytes=self._transport.bytes_sent, **facts)
             self._event_log.close()

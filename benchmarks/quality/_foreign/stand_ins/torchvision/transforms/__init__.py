@@ -16,12 +16,13 @@ from . import functional
 from .functional import InterpolationMode
 
 __all__ = ["InterpolationMode", "functional"]
+Function = Callable[[Any], Any]
 
 
 class Compose:
     """One after another."""
 
-    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
+    def __init__(self, transforms: Sequence[Function]) -> None:
         self.transforms = transforms
 
     def __call__(self, picture: Any) -> Any:
@@ -30,14 +31,8 @@ class Compose:
         return picture
 
 
-class Lambda:
-    """A function."""
-
-    def __init__(self, lambd: Callable[[Any], Any]) -> None:
-        self.lambd = lambd
-
-    def __call__(self, picture: Any) -> Any:
-        return self.lambd(picture)
+def Lambda(lambd: Function) -> Function:
+    return lambd
 
 
 class ToTensor:
@@ -50,22 +45,15 @@ class ToTensor:
         return tensor.float() / 255 if tensor.dtype == torch.uint8 else tensor
 
 
-class ToPILImage:
+def ToPILImage() -> Function:
     """A tensor (channels, height, width) as a picture."""
-
-    def __call__(self, tensor: Tensor) -> Any:
-        array = (tensor.clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()
-        return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
+    return lambda tensor: Image.fromarray((tensor.clamp(0, 1) * 255).byte().permute(1, 2, 0).squeeze(2).numpy())
 
 
-class Normalize:
+def Normalize(mean: Sequence[float], std: Sequence[float], inplace: bool = False) -> Function:
     """Less a mean, over a deviation, for each channel."""
-
-    def __init__(self, mean: Sequence[float], std: Sequence[float], inplace: bool = False) -> None:
-        self.mean, self.std = torch.tensor(mean), torch.tensor(std)
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return (tensor - self.mean.view(-1, 1, 1)) / self.std.view(-1, 1, 1)
+    middle, spread = torch.tensor(mean).view(-1, 1, 1), torch.tensor(std).view(-1, 1, 1)
+    return lambda tensor: (tensor - middle) / spread
 
 
 def _pair(size: Any) -> tuple[int, int]:
@@ -89,15 +77,15 @@ class Resize:
 Scale = Resize
 
 
-class CenterCrop:
+def CenterCrop(size: Any) -> Function:
     """The middle."""
+    height, width = _pair(size)
 
-    def __init__(self, size: Any) -> None:
-        self.height, self.width = _pair(size)
+    def crop(picture: Any) -> Any:
+        left, top = (picture.size[0] - width) // 2, (picture.size[1] - height) // 2
+        return picture.crop((left, top, left + width, top + height))
 
-    def __call__(self, picture: Any) -> Any:
-        left, top = (picture.size[0] - self.width) // 2, (picture.size[1] - self.height) // 2
-        return picture.crop((left, top, left + self.width, top + self.height))
+    return crop
 
 
 class RandomCrop:
@@ -113,63 +101,41 @@ class RandomCrop:
         return picture.crop((left, top, left + self.width, top + self.height))
 
 
-class RandomResizedCrop:
+def RandomResizedCrop(size: Any, scale: Any = (0.08, 1.0), **kwargs: Any) -> Function:
     """A part, anywhere, scaled."""
-
-    def __init__(self, size: Any, scale: Any = (0.08, 1.0), **kwargs: Any) -> None:
-        self.height, self.width = _pair(size)
-
-    def __call__(self, picture: Any) -> Any:
-        left, top = (int(random.random() * side / 4) for side in picture.size)
-        return picture.crop((left, top, *picture.size)).resize((self.width, self.height))
+    pair = _pair(size)[::-1]
+    return lambda picture: picture.crop(
+        (*(int(random.random() * side / 4) for side in picture.size), *picture.size)
+    ).resize(pair)
 
 
 RandomSizedCrop = RandomResizedCrop
 
 
-class RandomHorizontalFlip:
-    """Now and then the mirror's picture."""
-
-    def __init__(self, p: float = 0.5) -> None:
-        self.p = p
-
-    def __call__(self, picture: Any) -> Any:
-        return picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if float(torch.rand(1)) < self.p else picture
+def _flip(how: Any, p: float) -> Function:
+    return lambda picture: picture.transpose(how) if float(torch.rand(1)) < p else picture
 
 
-class Pad:
+def RandomHorizontalFlip(p: float = 0.5) -> Function:
+    return _flip(Image.Transpose.FLIP_LEFT_RIGHT, p)
+
+
+def RandomVerticalFlip(p: float = 0.5) -> Function:
+    return _flip(Image.Transpose.FLIP_TOP_BOTTOM, p)
+
+
+def Pad(padding: int) -> Function:
     """A margin."""
-
-    def __init__(self, padding: int) -> None:
-        self.padding = padding
-
-    def __call__(self, picture: Any) -> Any:
-        margin = self.padding
-        return picture.crop((-margin, -margin, picture.size[0] + margin, picture.size[1] + margin))
+    return lambda picture: picture.crop((-padding, -padding, picture.size[0] + padding, picture.size[1] + padding))
 
 
-class Grayscale:
-    """Without colours."""
-
-    def __call__(self, picture: Any) -> Any:
-        return picture.convert("L")
+def Grayscale() -> Function:
+    return lambda picture: picture.convert("L")
 
 
-class RandomVerticalFlip(RandomHorizontalFlip):
-    """Now and then upside down."""
-
-    def __call__(self, picture: Any) -> Any:
-        return picture.transpose(Image.Transpose.FLIP_TOP_BOTTOM) if float(torch.rand(1)) < self.p else picture
-
-
-class ColorJitter:
+def ColorJitter(*args: Any, **kwargs: Any) -> Function:
     """Leaves the colours."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def __call__(self, picture: Any) -> Any:
-        return picture
+    return lambda picture: picture
 
 
 GaussianBlur = RandomApply = RandomGrayscale = ColorJitter
