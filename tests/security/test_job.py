@@ -90,7 +90,7 @@ def test_another_host_joins_with_the_jobs_file(tmp_path: Path, capsys: pytest.Ca
     assert secrets(tmp_path) == ["a/door/job.pem"]
     second = certificates.for_workers(LaunchCluster(1, 2, 1, MASTER), tmp_path / "b", tmp_path / "a/door/job.pem", True)
     assert first is not None and second is not None
-    zero, one = first.rank(0)["PACELINE_TLS"], second.rank(1)["PACELINE_TLS"]
+    zero, one = first(0)["PACELINE_TLS"], second(1)["PACELINE_TLS"]
     assert together(Path(zero), Path(one)) and together(Path(one), Path(zero))
     assert secrets(tmp_path / "b") == ["door/host-1/rank-1/key.pem"]
 
@@ -103,14 +103,14 @@ def test_hosts_that_share_a_disk(tmp_path: Path, capsys: pytest.CaptureFixture[s
     again = certificates.for_workers(LaunchCluster(1, 2, 0, MASTER), tmp_path, job, False)
     second = certificates.for_workers(LaunchCluster(1, 2, 1, MASTER), tmp_path, job, False)
     assert first is not None and again is not None and second is not None
-    zero, one = again.rank(0)["PACELINE_TLS"], second.rank(1)["PACELINE_TLS"]
+    zero, one = again(0)["PACELINE_TLS"], second(1)["PACELINE_TLS"]
     assert job.read_bytes() == made and together(Path(zero), Path(one)) and first.folder == again.folder
     assert capsys.readouterr().err == ""
 
 
 def test_another_host_without_the_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert certificates.for_workers(LaunchCluster(1, 2, 1, MASTER), tmp_path, None, True) is None
-    assert "copy door/job.pem from the log directory of host 0, or give --open" in capsys.readouterr().err
+    assert "copy door/job.pem of host 0 here and give it as --job, or give --open" in capsys.readouterr().err
     with pytest.raises(typer.Exit):
         certificates.for_workers(LaunchCluster(1, 2, 1, MASTER, 0.2), tmp_path, tmp_path / "job.pem", True)
     said = " ".join(capsys.readouterr().err.split())

@@ -667,7 +667,7 @@ def test_nan_in_one_chunk_of_one_worker(place: str, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING, logger="paceline"):
         compare(loop_of(body))
     said = [r.getMessage() for r in caplog.records]
-    assert said and all("rank 1 on" in line and "rank 0" not in line for line in said)
+    assert said and all("worker 1 on" in line and "worker 0" not in line for line in said)
 
 
 @pytest.mark.parametrize("rule", ["sync", "one_bit(warmup=1)", "power(rank=1, warmup=1)", "top_k(ratio=0.1, warmup=0)"])

@@ -557,7 +557,7 @@ def test_a_worker_whose_parameters_are_nan_begins_again_from_the_global_model(
         outs = simulate(Program(rule, optimizer=optimizer, samples=96, factor=factor), 3)
     assert all(same_bits(out.model, outs[0].model) for out in outs) and finite(outs[0].model)
     said = [r.getMessage() for r in caplog.records]
-    assert len(said) == 1 and said[0].startswith("1 push(es) of rank 1 on"), said
+    assert len(said) == 1 and said[0].startswith("the contribution of worker 1 on"), said
     assert all(loss == loss for loss in outs[1].losses[-6:]), "it goes on"
 
 
