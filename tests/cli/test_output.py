@@ -229,11 +229,13 @@ def test_the_traceback_of_a_worker_that_fails_is_left_to_the_panel(tmp_path: Pat
 def test_messages_of_workers_are_counted_and_not_shown() -> None:
     messages = Messages()
     assert messages.shown(1, "paceline: train.py:3: split among 2 workers", True) == ""
-    assert messages.shown(0, "paceline: warning: auto: bmuf(period=8)", True) == "auto: bmuf(period=8)"
+    for chosen in ("auto: bmuf(period=8): 1 s. To repeat: a", "auto: bmuf(period=9): 3 s. To repeat: b", "auto: int8"):
+        assert messages.shown(0, f"paceline: warning: {chosen}", True) == chosen
     assert messages.shown(0, "paceline: warning: few blocks: so few [rank 0 of 4 on vm]", True) == "few blocks: so few"
     for rank in (0, 1, 1):
         messages.shown(rank, f"paceline: warning: the disk is full [rank {rank} of 2 on vm]", True)
         messages.shown(rank, f"paceline: warning: the contribution of worker 1 was rejected in {rank} of 3", True)
+    assert messages.choices == 2
     assert messages.warnings == [
         "the disk is full (2 times)",
         "the contribution of worker 1 was rejected in 1 of 3 (2 times)",

@@ -19,25 +19,26 @@ class Messages:
     Attributes:
         loss: that the program has printed last; "" if none.
         held_out: the last line of the program with a number of held-out data; "" if none.
+        choices: of a rule, which `auto` made.
     """
 
     def __init__(self) -> None:
-        self.loss = self.held_out = ""
+        self.loss, self.held_out, self.choices = "", "", 0
         self._warnings: dict[str, str] = {}  # what it is about -> the latest text
         self._times: dict[str, Counter[int]] = {}  # text -> by rank
 
     @property
     def warnings(self) -> list[str]:
         """Of paceline, each once, with how often a worker repeated it."""
-        texts = list(self._warnings.values())
-        times = [max(self._times[text].values()) for text in texts]
-        return [f"{text} ({count} times)" if count > 1 else text for text, count in zip(texts, times, strict=True)]
+        times = {text: max(self._times[text].values()) for text in self._warnings.values()}
+        return [f"{text} ({count} times)" if count > 1 else text for text, count in times.items()]
 
     def shown(self, rank: int, line: str, is_error: bool) -> str:
         """The line as it is shown; "" if it is only for the log."""
         if is_error and line.startswith(OURS):
             text = line.removeprefix(OURS)
             if (bare := _OWN_NUMBERS.sub("", text.removeprefix(WARNING))).startswith(AT_ONCE):
+                self.choices += "To repeat: " in bare
                 return bare
             if text.startswith(WARNING):
                 self._warnings[bare.partition(" was rejected ")[0]] = bare

@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from paceline.cli.launch.launch import Outcome
 
 ENDING = "PACELINE_ENDING"
-MOST_NAMES = 3
-"""Of hosts in the title of a panel, of losses."""
-MOST_WARNINGS, MOST_PRINTED, TAIL_BYTES = 5, 120, 1 << 16
-"""Warnings in the summary; characters of the program's own line; bytes of a log that are read for its last line."""
+MOST_NAMES, MOST_WARNINGS, MOST_PRINTED, TAIL_BYTES = 3, 5, 120, 1 << 16
+"""Hosts or losses that are named; warnings in the summary; characters of the program's line; bytes read of a log."""
 
 
 def conclude(outcome: Outcome, cluster: LaunchCluster, directory: Path, seconds: float, quiet: bool) -> int:
@@ -77,6 +75,7 @@ def finished(directory: Path, quiet: bool, workers: int, messages: Messages, kin
     if shot.elastic_status is None and shot.delay is None:
         few = few_blocks.after(shot.rule, shot.size, each, blocks)
         lines += [f"warning: {few}"] if few else []
+    lines += [f"auto chose {messages.choices} times: see the lines above"] if messages.choices > 1 else []
     lines += [f"warning: {text}" for text in messages.warnings[:MOST_WARNINGS]]
     if (more := len(messages.warnings) - MOST_WARNINGS) > 0:
         lines.append(f"and {more} other warnings: see {near(directory / 'output')}")
@@ -91,12 +90,14 @@ def finished(directory: Path, quiet: bool, workers: int, messages: Messages, kin
 
 
 def _reached(live: Live, shot: LiveSnapshot, messages: Messages, real: bool) -> str:
-    """Loss, throughput and efficiency, as far as they are known; a loss is the mean of the workers'."""
-    losses: dict[str, list[float]] = {}
+    """Loss, throughput and efficiency, as far as they are known; a loss is the mean of the workers that have one."""
+    losses, parts = dict[str, list[float]](), list[str]()
     for one in live.workers:
         for name, (_, value) in one.losses.items():
             losses.setdefault(name, []).append(value)
-    parts = [f"{name} {value_text(sum(all_) / len(all_))}" for name, all_ in list(losses.items())[:MOST_NAMES]]
+    for name, all_ in list(losses.items())[:MOST_NAMES]:
+        numbers = [value for value in all_ if value == value] or all_  # a warning tells of a worker with NaN
+        parts.append(f"{name} {value_text(sum(numbers) / len(numbers))}")
     if not parts and messages.loss:
         parts.append(f"loss {messages.loss} (printed)")
     seconds = max((one.at_s for one in live.workers), default=0.0)
@@ -168,8 +169,9 @@ def _not_started(error: BaseException, cluster: LaunchCluster) -> None:
     if cluster.master is None:
         err().print(error_panel("no worker was started", Text(cause, style="bold red")))
         return
-    where = f"{cluster.master[0]}:{cluster.master[1]}"
-    summary = f"the {cluster.hosts} hosts did not meet at {where} within {cluster.timeout_s:g} s"
+    summary = (
+        f"the {cluster.hosts} hosts did not meet at {':'.join(map(str, cluster.master))} within {cluster.timeout_s:g} s"
+    )
     hint = f"start the command on each host, with --host-index 0 to {cluster.hosts - 1}; all must reach that address"
     parts = (Text(summary, style="bold red"), Text(cause, style="dim"), Text(hint, style="default"))
     err().print(error_panel(f"host {cluster.host_index} started no worker", *parts))
