@@ -169,9 +169,8 @@ def _not_started(error: BaseException, cluster: LaunchCluster) -> None:
     if cluster.master is None:
         err().print(error_panel("no worker was started", Text(cause, style="bold red")))
         return
-    summary = (
-        f"the {cluster.hosts} hosts did not meet at {':'.join(map(str, cluster.master))} within {cluster.timeout_s:g} s"
-    )
+    host, port = cluster.master
+    summary = f"the {cluster.hosts} hosts did not meet at {host}:{port} within {cluster.timeout_s:g} s"
     hint = f"start the command on each host, with --host-index 0 to {cluster.hosts - 1}; all must reach that address"
     parts = (Text(summary, style="bold red"), Text(cause, style="dim"), Text(hint, style="default"))
     err().print(error_panel(f"host {cluster.host_index} started no worker", *parts))
