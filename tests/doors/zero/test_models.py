@@ -205,6 +205,20 @@ def test_what_is_read_behind_a_pass_is_the_global_model(tmp_path: Path, monkeypa
     assert torch.equal(first["copy"][0], first["state"][0])
 
 
+def test_a_checkpoint_leaves_each_worker_its_own_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its modules have modules inside; else the global parameters would be swapped in, and seen as a change."""
+    monkeypatch.setenv("PACELINE_CHECKPOINT", str(tmp_path / "steps"))
+    monkeypatch.setenv("PACELINE_CHECKPOINT_EVERY", "1")
+    source = (
+        "optimizer = sgd()\n    for _ in range(3): train(optimizer); evaluate()\n    torch.save(plain(), 'saved.pt')"
+    )
+    run(tmp_path, monkeypatch, f"    {source}\n", "bmuf(period=3)")
+    assert len(list((tmp_path / "steps").iterdir())) > 1
+    assert [record for record in caplog.records if "the program changes" in record.getMessage()] == []
+
+
 # -- moving averages of the program's own ---------------------------------------------------------
 
 AVERAGES = {

@@ -96,7 +96,8 @@ def test_an_unchanged_program_on_two_workers(tmp_path: Path) -> None:
     assert [line.split()[:2] for line in epochs] == [["length", "6"]] * 2
     losses = [float(line.split()[-1]) for line in epochs]
     assert losses[1] < losses[0]
-    first, remark, ended, _, logs = done.stderr.splitlines()
+    first, remark, ended, few, _, logs = done.stderr.splitlines()
+    assert few.startswith("warning: 4 blocks in all: too few for 2 workers")
     assert (first, remark) == ("starting 2 workers of train.py", "a remark") and logs.startswith("logs: logs; see")
     assert ended.startswith("2 workers finished: loss 0.") and " samples/s), efficiency " in ended
     said = (tmp_path / "logs" / "output" / "rank-000.err").read_text()
