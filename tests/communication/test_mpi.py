@@ -121,7 +121,7 @@ def test_hosts_with_different_mpis(mpi: Mpi, monkeypatch: pytest.MonkeyPatch) ->
     ("options", "environment", "says"),
     [
         ("--transport mpi", {}, "let MPI start the workers, mpiexec -n 4 paceline run"),
-        ("--transport mpi --workers 2", HYDRA, "without --workers"),
+        ("--transport mpi --workers 2", HYDRA, "no --workers"),
         ("--transport pigeon", {}, "--transport must be one of auto, channel, mpi, got 'pigeon'"),
         ("--transport mpi --elastic 1:2", {}, "elastic runs have connections of their own"),
         ("--restarts 2", HYDRA, "--restarts is for commands that start the workers"),

@@ -56,15 +56,16 @@ def test_workers_have_a_certificate_and_not_the_jobs_secret(tmp_path: Path) -> N
     """On one host the authority's key is written nowhere: nobody can be let in any more."""
     (tmp_path / "train.py").write_text(
         "import os\nfor name, value in os.environ.items():\n    assert 'PRIVATE KEY' not in value\n"
-        "print('tls', os.environ['PACELINE_TLS'], sorted(os.listdir(os.environ['PACELINE_TLS'])))\n"
+        "place = os.environ['PACELINE_TLS']\n"
+        "modes = [oct(os.stat(os.path.join(place, name)).st_mode)[-3:] for name in ('key.pem', '../..')]\n"
+        "print('tls', place, sorted(os.listdir(place)), *modes)\n"
     )
     result = run("--workers", 2, "--as-is", "--log", "log", "train.py")
     assert result.exit_code == 0, result.output
     folder = tmp_path / "log" / "door" / "host-0"
     for rank in range(2):
-        assert result.stdout.count(f"tls {folder}/rank-{rank} ['ca.pem', 'cert.pem', 'key.pem']") == 1
-    assert secrets(tmp_path) == [f"log/door/host-0/rank-{rank}/key.pem" for rank in range(2)]
-    assert stat.S_IMODE((tmp_path / "log" / "door").stat().st_mode) == 0o700
+        assert result.stdout.count(f"tls {folder}/rank-{rank} ['ca.pem', 'cert.pem', 'key.pem'] 600 700\n") == 1
+    assert secrets(tmp_path) == [] and not (tmp_path / "log" / "door").exists(), "they are gone after a good end"
     assert "job" not in result.stderr
 
 
@@ -140,4 +141,4 @@ def test_open_is_in_the_clear_and_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     result = run("--workers", 2, "--open", "--as-is", "--log", "log", "train.py")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("['']") == 2 and not (tmp_path / "log" / "door").exists()
-    assert "--open: the workers' own connections are neither encrypted" in result.stderr
+    assert "--open: the workers' connections are neither encrypted" in result.stderr
