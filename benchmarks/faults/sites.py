@@ -67,7 +67,7 @@ class Sites(Cluster):
 
     def join(self, site: int) -> None:
         """A site's launcher, with the line that the first one printed, which stands in a file."""
-        path, until = self.log(0) / "door" / "invitation", time.monotonic() + READY_S
+        path, until = self.log(0) / "certificates" / "invitation", time.monotonic() + READY_S
         while not (path.exists() and path.read_text().endswith("\n")):
             if time.monotonic() > until:
                 raise SystemExit(f"the launcher made no {path} within {READY_S:g} s; {self.tail()}")

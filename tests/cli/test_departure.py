@@ -53,7 +53,7 @@ def two_hosts(path: Path, timeout: int = 60) -> Iterator[tuple[Any, Any]]:
     """A launcher that leads, and one that joins it, each with a worker."""
     address = f"127.0.0.1:{free_port()}"
     lead = ("--elastic", "1:4", "--listen", address, "--timeout", timeout, "--log", "lead", path)
-    joins = ("--join", address, "--job", "lead/door/job.pem", "--timeout", timeout, "--log", "join", path)
+    joins = ("--join", address, "--job", "lead/certificates/job.pem", "--timeout", timeout, "--log", "join", path)
     with started(*lead) as first:
         until(lambda: events(Path("lead"), "holds"))
         with started(*joins) as second:

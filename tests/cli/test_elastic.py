@@ -83,7 +83,8 @@ def test_who_dies_is_replaced_and_the_run_ends_well(script: Script, tmp_path: Pa
     assert [event["worker"] for event in events(log, "joined")] == [0, 1, 2]
     assert len(events(log, "lost")) == 1 and len(events(log, "left")) == 2
     assert (
-        f"--tls {log / 'door' / 'host-0' / 'join'} PROGRAM" in result.stderr and not (log / "door" / "job.pem").exists()
+        f"--tls {log / 'certificates' / 'host-0' / 'join'} PROGRAM" in result.stderr
+        and not (log / "certificates" / "job.pem").exists()
     )
     assert (log / "output" / "place-001.2.out").read_text().endswith("finished\n")
 
@@ -95,7 +96,9 @@ def test_workers_of_another_launcher_join_and_are_replaced_there(script: Script,
     lead = ("--elastic", "1:2", "--workers", 0, "--listen", address, "--timeout", 30, "--log", "lead")
     with (
         started(*lead) as first,
-        started("--join", address, "--job", "lead/door/job.pem", "--timeout", 30, "--log", "join", path) as second,
+        started(
+            "--join", address, "--job", "lead/certificates/job.pem", "--timeout", 30, "--log", "join", path
+        ) as second,
     ):
         _, err_1 = second.communicate(timeout=DEADLINE_S)
         _, err_0 = first.communicate(timeout=DEADLINE_S)

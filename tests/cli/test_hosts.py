@@ -45,7 +45,7 @@ def test_one_host() -> None:
     assert (one["RANK"], two["RANK"], two["LOCAL_RANK"], two["WORLD_SIZE"]) == ("0", "1", "1", "2")
     assert one["PACELINE_RULE"] == "bmuf(period=4)" and one["MASTER_ADDR"] == "127.0.0.1"
     assert one["PACELINE_LOG"] == str(Path("logs").absolute())
-    assert one["PACELINE_TLS"] == str(Path("logs/door/host-0/rank-0").absolute())
+    assert one["PACELINE_TLS"] == str(Path("logs/certificates/host-0/rank-0").absolute())
     assert f"-u {PROGRAM} --lr 0.1" in found.stdout and "other hosts" not in found.stdout
 
 
@@ -61,7 +61,7 @@ def test_several_hosts_are_told_what_to_type() -> None:
 
 def test_the_other_hosts_need_the_secret_that_host_0_makes() -> None:
     found = shown("--hosts", 2, "--master", "10.0.0.1:4000", "--log", "logs", PROGRAM)
-    assert "scp logs/door/job.pem HOST:job.pem" in found.stdout
+    assert "scp logs/certificates/job.pem HOST:job.pem" in found.stdout
     assert f"--host-index 1 --job job.pem {PROGRAM}" in found.stdout
 
 

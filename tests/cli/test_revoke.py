@@ -37,7 +37,7 @@ def test_a_worker_is_put_out_and_its_successors_are_refused(script: Script, tmp_
         said = revoke(log, "--worker", 1, "--why", "its key was stolen")
         assert said.exit_code == 0 and said.output == "revoked; put out: worker 1\n", said.output
         where = json.loads((log / saved_plan.NAME).read_text())["plan"]["control"]
-        places = [TLS.folder(log / "door" / "host-0" / f"place-{place}") for place in range(2)]
+        places = [TLS.folder(log / "certificates" / "host-0" / f"place-{place}") for place in range(2)]
         (place,) = [k for k in range(2) if [places[k].identity.id] == events(log, "revoked")[0]["certificates"]]
         about = About("here", "127.0.0.1", 1, {})
         with pytest.raises(RefusedError, match=r"is refused: its certificate was revoked: its key was stolen"):
@@ -56,7 +56,7 @@ def plan(tmp_path: Path, **changes: Any) -> Path:
     """A log directory of a launcher that does not run."""
     facts = {
         "command": [], "environment": {}, "folder": ".", "workers": 1, "control": ("127.0.0.1", 1), "leads": True,
-        "bounds": (1, 2), "timeout_s": 1.0, "grace_s": None, "tls": "door/host-0", "unix_s": 0.0,
+        "bounds": (1, 2), "timeout_s": 1.0, "grace_s": None, "tls": "certificates/host-0", "unix_s": 0.0,
     }  # fmt: skip
     saved_plan.write(tmp_path / "run", SavedPlan(**{**facts, **changes}), [])
     return tmp_path / "run"

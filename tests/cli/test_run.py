@@ -352,7 +352,13 @@ def test_a_run_is_not_written_over_another(script: Script, tmp_path: Path) -> No
 def test_keys_and_copies_of_files_go_when_a_run_has_ended_well(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], code: int, cluster: LaunchCluster | None, left: list[str]
 ) -> None:
-    for name in ("door/host-0", "door/host-1", "files/rank-001", "files/rank-002", "output/rank-000.out"):
+    for name in (
+        "certificates/host-0",
+        "certificates/host-1",
+        "files/rank-001",
+        "files/rank-002",
+        "output/rank-000.out",
+    ):
         (tmp_path / name).mkdir(parents=True)
     assert clear(tmp_path, code, cluster=cluster) == code
     assert sorted(path.name for path in tmp_path.glob("*/*")) == left

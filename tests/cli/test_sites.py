@@ -155,7 +155,7 @@ def test_a_secret_comes_from_a_file_or_from_standard_input(
 @pytest.mark.processes
 def test_a_host_joins_with_an_invitation_and_one_open_port(script: Script, tmp_path: Path) -> None:
     path, port = script(SEEN), free_port()
-    door = tmp_path / "lead" / "door"
+    door = tmp_path / "lead" / "certificates"
     where = f"127.0.0.1:{port}"
     lead = ("--elastic", "2:2", "--listen", where, "--invite", "--timeout", 45, "--log", "lead")
     with begun("run", *lead, path) as first:
@@ -174,7 +174,7 @@ def test_a_host_joins_with_an_invitation_and_one_open_port(script: Script, tmp_p
     assert [len(place) for place in members] == [6, 6]  # each has a door
     assert json.loads((tmp_path / "join" / "elastic.json").read_text())["plan"]["timeout_s"] == 45  # the first host's
     assert modes == [0o700, 0o600, 0o600]
-    assert not door.exists() and not (tmp_path / "join" / "door").exists()  # the run has ended well
+    assert not door.exists() and not (tmp_path / "join" / "certificates").exists()  # the run has ended well
     files = [one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()]
     assert not [text for text in files if foreign.key in text or line.encode() in text]  # in no log
 
@@ -213,11 +213,11 @@ def test_a_launcher_with_a_relay_that_was_killed_is_followed_by_another(script: 
     lead = ("--elastic", "2:2", "--listen", where, "--invite", "--timeout", 60, "--log", log)
     with begun("run", *lead, path) as first, contextlib.ExitStack() as stack:
         until(lambda: events(log, "joined"))
-        second = stack.enter_context(begun("join", log / "door" / "invitation", "--log", "join", path))
+        second = stack.enter_context(begun("join", log / "certificates" / "invitation", "--log", "join", path))
         until(lambda: events(log, "generation"))
         first.kill()
         first.communicate(timeout=DEADLINE_S)
-        line = (log / "door" / "invitation").read_text().strip()
+        line = (log / "certificates" / "invitation").read_text().strip()
         third = stack.enter_context(begun("run", "--again", log))
         _, said = third.communicate(timeout=DEADLINE_S)
         _, errors = second.communicate(timeout=DEADLINE_S)

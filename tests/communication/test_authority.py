@@ -43,7 +43,7 @@ def refused(listening: TLS, visiting: TLS) -> None:
 
 def test_two_hosts_of_one_job(tmp_path: Path) -> None:
     """The second has nothing but the file that was copied to it."""
-    Authority.make(tmp_path / "door").export(tmp_path / "job.pem")
+    Authority.make(tmp_path / "certificates").export(tmp_path / "job.pem")
     first = Authority.load(tmp_path / "job.pem").issue(tmp_path / "one", "host-0")
     second = Authority.load(tmp_path / "job.pem").issue(tmp_path / "two", "host-1")
     with Listener(HERE, first) as listener, ThreadPoolExecutor(1) as pool:
@@ -62,15 +62,23 @@ def test_a_workers_certificate_is_good_for_both_ends(job: Authority, tmp_path: P
 def test_only_their_owner_can_read_secrets(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        made = Authority.make(tmp_path / "door")
+        made = Authority.make(tmp_path / "certificates")
         made.export(tmp_path / "job.pem")
-        made.issue(tmp_path / "door" / "worker", "worker")
+        made.issue(tmp_path / "certificates" / "worker", "worker")
     finally:
         os.umask(before)
-    assert sorted(path.name for path in (tmp_path / "door").iterdir()) == ["ca-key.pem", "ca.pem", "worker"]
-    assert sorted(path.name for path in (tmp_path / "door" / "worker").iterdir()) == ["ca.pem", "cert.pem", "key.pem"]
-    folders = [tmp_path / "door", tmp_path / "door" / "worker"]
-    secrets = [tmp_path / "job.pem", tmp_path / "door" / "ca-key.pem", tmp_path / "door" / "worker" / "key.pem"]
+    assert sorted(path.name for path in (tmp_path / "certificates").iterdir()) == ["ca-key.pem", "ca.pem", "worker"]
+    assert sorted(path.name for path in (tmp_path / "certificates" / "worker").iterdir()) == [
+        "ca.pem",
+        "cert.pem",
+        "key.pem",
+    ]
+    folders = [tmp_path / "certificates", tmp_path / "certificates" / "worker"]
+    secrets = [
+        tmp_path / "job.pem",
+        tmp_path / "certificates" / "ca-key.pem",
+        tmp_path / "certificates" / "worker" / "key.pem",
+    ]
     assert [mode(path) for path in folders] == [0o700] * 2 and [mode(path) for path in secrets] == [0o600] * 3
 
 

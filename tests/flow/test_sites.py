@@ -118,7 +118,7 @@ def test_every_sample_counts_once_while_a_site_s_link_is_cut_twice(tmp_path: Pat
     with SitesNetwork(sites=2, rate_mbit=20, delay_ms=10) as network:
         run = Run(tmp_path, network)
         try:
-            where, door = f"{network.address(0)}:29700", tmp_path / "lead" / "door" / "invitation"
+            where, door = f"{network.address(0)}:29700", tmp_path / "lead" / "certificates" / "invitation"
             lead = ("--elastic", "2:2", "--workers", 0, "--listen", where, "--invite", "--timeout", 40, "--log", "lead")
             run.start(0, "run", *lead)
             run.until(lambda: door.exists() and door.read_text().endswith("\n"))

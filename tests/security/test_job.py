@@ -62,10 +62,12 @@ def test_workers_have_a_certificate_and_not_the_jobs_secret(tmp_path: Path) -> N
     )
     result = run("--workers", 2, "--as-is", "--log", "log", "train.py")
     assert result.exit_code == 0, result.output
-    folder = tmp_path / "log" / "door" / "host-0"
+    folder = tmp_path / "log" / "certificates" / "host-0"
     for rank in range(2):
         assert result.stdout.count(f"tls {folder}/rank-{rank} ['ca.pem', 'cert.pem', 'key.pem'] 600 700\n") == 1
-    assert secrets(tmp_path) == [] and not (tmp_path / "log" / "door").exists(), "they are gone after a good end"
+    assert secrets(tmp_path) == [] and not (tmp_path / "log" / "certificates").exists(), (
+        "they are gone after a good end"
+    )
     assert "job" not in result.stderr
 
 
@@ -87,13 +89,15 @@ def test_another_host_joins_with_the_jobs_file(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     first = certificates.for_workers(LaunchCluster(1, 2, 0, MASTER), tmp_path / "a", None, True)
-    assert "scp a/door/job.pem HOST:job.pem, and there --job job.pem" in capsys.readouterr().err
-    assert secrets(tmp_path) == ["a/door/job.pem"]
-    second = certificates.for_workers(LaunchCluster(1, 2, 1, MASTER), tmp_path / "b", tmp_path / "a/door/job.pem", True)
+    assert "scp a/certificates/job.pem HOST:job.pem, and there --job job.pem" in capsys.readouterr().err
+    assert secrets(tmp_path) == ["a/certificates/job.pem"]
+    second = certificates.for_workers(
+        LaunchCluster(1, 2, 1, MASTER), tmp_path / "b", tmp_path / "a/certificates/job.pem", True
+    )
     assert first is not None and second is not None
     zero, one = first(0)["PACELINE_TLS"], second(1)["PACELINE_TLS"]
     assert together(Path(zero), Path(one)) and together(Path(one), Path(zero))
-    assert secrets(tmp_path / "b") == ["door/host-1/rank-1/key.pem"]
+    assert secrets(tmp_path / "b") == ["certificates/host-1/rank-1/key.pem"]
 
 
 def test_hosts_that_share_a_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +115,7 @@ def test_hosts_that_share_a_disk(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_another_host_without_the_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert certificates.for_workers(LaunchCluster(1, 2, 1, MASTER), tmp_path, None, True) is None
-    assert "copy door/job.pem of host 0 here and give it as --job, or give --open" in capsys.readouterr().err
+    assert "copy certificates/job.pem of host 0, then --job job.pem; or give --open" in capsys.readouterr().err
     with pytest.raises(typer.Exit):
         certificates.for_workers(LaunchCluster(1, 2, 1, MASTER, 0.2), tmp_path, tmp_path / "job.pem", True)
     said = " ".join(capsys.readouterr().err.split())
@@ -140,5 +144,5 @@ def test_open_is_in_the_clear_and_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "train.py").write_text("import os\nprint([os.environ['PACELINE_TLS']])\n")
     result = run("--workers", 2, "--open", "--as-is", "--log", "log", "train.py")
     assert result.exit_code == 0, result.output
-    assert result.stdout.count("['']") == 2 and not (tmp_path / "log" / "door").exists()
+    assert result.stdout.count("['']") == 2 and not (tmp_path / "log" / "certificates").exists()
     assert "--open: the workers' connections are neither encrypted" in result.stderr

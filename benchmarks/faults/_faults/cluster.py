@@ -105,7 +105,7 @@ class Cluster:
         """A guest needs the job's secret, which host 0's launcher makes; here they share a disk."""
         if host == 0:
             return []
-        secret, until = self.log(0) / "door" / "job.pem", time.monotonic() + READY_S
+        secret, until = self.log(0) / "certificates" / "job.pem", time.monotonic() + READY_S
         while not secret.exists():
             if time.monotonic() > until:
                 raise SystemExit(f"host 0's launcher made no {secret} within {READY_S:g} s; {self.tail()}")

@@ -113,7 +113,7 @@ def _print_plan(asked: ElasticRun, program: Program | None, security: Security) 
     added = start.environment(cluster, asked.start.rule, directory) | dict(asked.variables)
     tls = security.tls or _from_environment()
     if tls is None and not security.in_the_clear:
-        tls = directory / "door" / f"host-{cluster.host_index}" / "place-0"
+        tls = directory / "certificates" / f"host-{cluster.host_index}" / "place-0"
     if tls is not None:
         added["PACELINE_TLS"] = str(tls.absolute())
     secret = "--open" if security.in_the_clear else f"--tls {security.tls}" if security.tls else "--job FILE"
@@ -132,8 +132,8 @@ def _print_plan(asked: ElasticRun, program: Program | None, security: Security) 
 def _check_secret(asked: ElasticRun, security: Security) -> None:
     if not asked.leads and not asked.sites.given and not security.given and _from_environment() is None:
         refuse(
-            "--join needs the job's secret: --job FILE, a copy of door/job.pem in the log directory of the first "
-            "launcher; if that one runs with --open, give --open here as well"
+            "--join needs the job's secret: --job FILE, a copy of certificates/job.pem in the log directory of the "
+            "first launcher; if that one runs with --open, give --open here as well"
         )
 
 
@@ -146,7 +146,7 @@ def _certificate(asked: ElasticRun, directory: Path, security: Security) -> Path
     """The folder of this host's certificate; None with `--open`."""
     cluster = asked.cluster()
     if asked.sites.enrolled is not None:
-        return asked.sites.enrolled.write(directory / "door" / f"host-{cluster.host_index}")
+        return asked.sites.enrolled.write(directory / "certificates" / f"host-{cluster.host_index}")
     if asked.sites.invites:
         return certificates_of(cluster, directory, None, True, False)
     if security.in_the_clear:
@@ -328,7 +328,7 @@ def _relay(plan: SavedPlan, directory: Path) -> RelayServer:
     from paceline_plugins.sites.relay.server import RelayServer
 
     assert plan.relay is not None and plan.tls is not None
-    door = directory / "door"
+    door = directory / "certificates"
     known = []
     with contextlib.suppress(OSError, PacelineError):
         known.append(Invitation.read((door / sites.INVITATION).read_text(encoding="ascii"), over=True))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paceline_plugins.sites.relay.invitation import Invitation
 
 INVITATION = "invitation"
-"""File of the line in `door/`, which only the owner can read."""
+"""File of the line in `certificates/`, which only the owner can read."""
 FIND_S = 60.0
 LOOK_EVERY_S = 0.5
 SAY_AFTER_S = 2.0
@@ -166,7 +166,7 @@ def invite(directory: Path, where: tuple[str, int], public: str | None) -> None:
     from paceline_plugins.sites.relay.invitation import Invitation
 
     host, port = where if public is None else checks.host_and_port("--public", public)
-    door = directory / "door"
+    door = directory / "certificates"
     try:
         write_line(door / INVITATION, Invitation(host, port, authority(door / JOB).fingerprint()))
     except (PacelineError, OSError) as error:
@@ -197,7 +197,7 @@ def how_to_join(plan: SavedPlan, directory: Path) -> str:
         )
     from paceline_plugins.sites.relay.invitation import Invitation
 
-    path = directory / "door" / INVITATION
+    path = directory / "certificates" / INVITATION
     try:
         line = path.read_text(encoding="ascii").strip()
         until = Invitation.read(line).until

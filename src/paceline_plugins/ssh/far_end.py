@@ -136,7 +136,7 @@ class Mirror:
     def look(self, everything: bool = False) -> None:
         """Send one chunk of each file that has grown; with `everything`, all that is left."""
         for folder, folders, names in os.walk(self.folder):
-            folders[:] = sorted(set(folders) - ({"door"} if everything else {"door", "files"}))
+            folders[:] = sorted(set(folders) - ({"certificates"} if everything else {"certificates", "files"}))
             for name in sorted(names):
                 path = os.path.join(folder, name)
                 while self._send(path) and everything and not self.near.gone:
@@ -292,7 +292,7 @@ class FarEnd:
             mirror.look(everything=True)
         code = child.poll()
         if self.near.gone and mirror is not None:  # the logs stay here, the secrets do not
-            shutil.rmtree(os.path.join(job, "logs", "door"), ignore_errors=True)
+            shutil.rmtree(os.path.join(job, "logs", "certificates"), ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(job, "job.pem"))
         else:

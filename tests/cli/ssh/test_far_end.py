@@ -76,8 +76,8 @@ def test_a_near_end_that_takes_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) 
 def test_the_mirror_sends_each_byte_once_and_replaced_files_again(tmp_path: Path) -> None:
     one, folder, copy = near(), tmp_path / "logs", Written(tmp_path / "copy")
     (folder / "output").mkdir(parents=True)
-    (folder / "door").mkdir()
-    (folder / "door" / "key.pem").write_text("secret")
+    (folder / "certificates").mkdir()
+    (folder / "certificates" / "key.pem").write_text("secret")
     log, place = folder / "rank-001.jsonl", folder / "output" / "rank-001.out"
     mirror = Mirror(str(folder), one)
     log.write_bytes(b"one\n")
@@ -93,7 +93,7 @@ def test_the_mirror_sends_each_byte_once_and_replaced_files_again(tmp_path: Path
         copy.write(facts, data)
     for path in (log, place):
         assert (tmp_path / "copy" / path.relative_to(folder)).read_bytes() == path.read_bytes()
-    assert not (tmp_path / "copy" / "door").exists()
+    assert not (tmp_path / "copy" / "certificates").exists()
     assert sum(len(data) for facts, data in said_by(one) if facts["path"] == log.name) == log.stat().st_size
 
 

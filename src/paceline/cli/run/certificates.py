@@ -90,7 +90,7 @@ def issue(
         joinable: whether other hosts belong to the job, or can join it.
         announces: print where the secret is, and its use.
     """
-    secrets = directory / "door"
+    secrets = directory / "certificates"
     folder = secrets / f"host-{cluster.host_index}"
     try:
         secrets.mkdir(mode=0o700, exist_ok=True)
@@ -125,7 +125,7 @@ def _shared_authority(job: Path | None, timeout_s: float, announces: bool) -> Au
     """Load host 0's authority; on a shared disk, wait until host 0 has written the file."""
     if job is None:
         if announces:
-            _say(f"no certificates: copy door/{JOB} of host 0 here and give it as --job, or give --open on all hosts")
+            _say(f"no certificates: copy certificates/{JOB} of host 0, then --job {JOB}; or give --open on all hosts")
         return None
     until = time.monotonic() + timeout_s
     if not job.exists():

@@ -182,7 +182,7 @@ def point_at_logs(directory: Path) -> None:
     err().print(f"logs: {near(directory)}{how}", soft_wrap=True)
 
 
-PRIVATE = {"door": "its keys", "files": "each worker's own files"}
+PRIVATE = {"certificates": "its keys", "files": "each worker's own files"}
 """Folders of a run: its certificates, and what workers other than rank 0 wrote in place of the program's files."""
 
 
@@ -196,7 +196,7 @@ def clear(directory: Path, code: int, quiet: bool = False, cluster: LaunchCluste
     if cluster is not None and cluster.host_index:
         first = cluster.host_index * cluster.workers
         folders = [directory / "files" / f"rank-{first + k:03d}" for k in range(cluster.workers)]
-        folders.append(directory / "door" / f"host-{cluster.host_index}")
+        folders.append(directory / "certificates" / f"host-{cluster.host_index}")
     for folder in () if code else folders:
         shutil.rmtree(folder, ignore_errors=True)
     if code and kept and not quiet:

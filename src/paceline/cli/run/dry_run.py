@@ -71,7 +71,7 @@ def _needs_secret(ctx: typer.Context, added: dict[str, str], directory: Path) ->
 def _other_hosts(ctx: typer.Context, cluster: LaunchCluster, directory: Path, secret: bool) -> None:
     print("\non the other hosts:")
     if secret and ctx.params["job"] is None:
-        print(f"  first, once host 0 has started, there: scp {near(directory / 'door' / JOB)} HOST:{JOB}")
+        print(f"  first, once host 0 has started, there: scp {near(directory / 'certificates' / JOB)} HOST:{JOB}")
     for index in range(cluster.hosts):
         if index != cluster.host_index:
             print(f"  {shlex.join(['paceline', 'run', *_arguments(ctx, index, secret)])}")
@@ -97,5 +97,5 @@ def environment(cluster: LaunchCluster, security: Security, directory: Path) -> 
     """The variables of `certificates.environment`, with the certificate that the run would make."""
     tls = security.tls
     if tls is None and not security.in_the_clear and not os.environ.get("PACELINE_TLS") and cluster.size > 1:
-        tls = directory / "door" / f"host-{cluster.host_index}"
+        tls = directory / "certificates" / f"host-{cluster.host_index}"
     return certificates.environment(cluster, tls, security.in_the_clear)
