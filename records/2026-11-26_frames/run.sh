@@ -18,7 +18,8 @@ if [ -z "$quick" ]; then  # another record runs the quick form of these
     bench quality/time_to_quality more "${sgd[@]}" --alone 0.125 0.5 --workers 32 --methods cold averaging
     bench quality/time_to_quality many "${sgd[@]}" --workers 64 --methods cold-period={1,2} cold-start=0.0625 $ramp=0.75{,-momentum=0.9}
     bench quality/time_to_quality adam_many "${adam[@]}" --workers 64 --methods cold-period=1
-    bench quality/time_to_quality adam_seeds "${adam[@]}" --seeds 2 --workers 16 --methods cold cold-beta1=0.9 uncompensated-beta1=0.9
+    bench quality/time_to_quality adam_64 "${adam[@]}" --workers 64 --methods cold $ramp=0.5
+    bench quality/time_to_quality adam_seeds "${adam[@]}" --seeds 3 --workers 16 --methods cold cold-beta1=0.9 uncompensated-beta1=0.9
     bench quality/time_to_quality seeds "${sgd[@]}" --seeds 3 --workers 16 --methods cold averaging{,-height=3}
     bench quality/time_to_quality seeds_many "${sgd[@]}" --seeds 3 --workers 64 --methods cold cold-period=1
     bench quality/time_to_quality rate "${sgd[@]}" --workers 8 16 --methods averaging-height=3

@@ -14,7 +14,7 @@ if [ -z "$quick" ]; then
     bench quality/time_to_quality chat_seeds "${chat[@]}" --seeds 3 --workers 4 --methods asgd
     bench quality/time_to_quality chat_longer "${chat[@]}" --minibatches 16384 --workers 4 --methods asgd
     bench quality/time_to_quality blstm "${blstm[@]}" --workers 4 8 --methods averaging cold
-    bench quality/time_to_quality blstm_seeds "${blstm[@]}" --seeds 2 --workers 8 \
+    bench quality/time_to_quality blstm_seeds "${blstm[@]}" --seeds 3 --workers 8 \
         --methods averaging cold averaging-rate=0 cold-rate=0
     bench quality/time_to_quality blstm_others "${blstm[@]}" --workers 8 --methods cold-beta1=0.9
     bench quality/time_to_quality pictures_seeds "${pictures[@]}" --workers 4 --methods averaging cold
