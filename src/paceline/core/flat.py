@@ -181,7 +181,7 @@ class Fragment:
             yield begin, stop
             begin = stop
 
-    def _cut(self, begin: int, end: int) -> tuple[list[Tensor], list[tuple[int, int]]]:
+    def cut(self, begin: int, end: int) -> tuple[list[Tensor], list[tuple[int, int]]]:
         """The pieces of the tensors in [begin, end), and the range of each relative to begin."""
         cut = self._cuts.get((begin, end))
         if cut is None:
@@ -203,21 +203,21 @@ class Fragment:
         piece = self.piece(begin, end, out)
         if piece is not out:
             return piece
-        pieces, places = self._cut(begin, end)
+        pieces, places = self.cut(begin, end)
         with torch.no_grad():
             torch._foreach_copy_([out[low:high] for low, high in places], pieces)
         return out
 
     def piece(self, begin: int, end: int, other: Tensor) -> Tensor:
         """The memory of [begin, end), if one tensor of `other`'s dtype and device covers it; else `other`."""
-        pieces, _ = self._cut(begin, end)
+        pieces, _ = self.cut(begin, end)
         if len(pieces) == 1 and pieces[0].dtype == other.dtype and pieces[0].device == other.device:
             return pieces[0]
         return other
 
     def write(self, begin: int, end: int, values: Tensor) -> None:
         """Copy `values`, shape (end - begin,), into elements [begin, end) of the tensors, casting as needed."""
-        pieces, places = self._cut(begin, end)
+        pieces, places = self.cut(begin, end)
         with torch.no_grad():
             torch._foreach_copy_(pieces, [values[low:high] for low, high in places])
 

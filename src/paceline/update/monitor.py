@@ -379,10 +379,9 @@ class Monitor:
             line.compute_s += worked if not line.exchanges else 0.0
             self._write(blocks, False)
         with self._lock:
-            for rank, times in sorted(self._rejected.items()):
-                if times > 1:
-                    more = f": {LOOK_AT}" if times >= BROKEN else ""
-                    self._warn_rejected(rank, f"in {times} of {self._exchanges} exchanges ({self._why[rank]}){more}")
+            for rank, times in sorted((rank, times) for rank, times in self._rejected.items() if times > 1):
+                more = f": {LOOK_AT}" if times >= BROKEN else ""
+                self._warn_rejected(rank, f"in {times} of {self._exchanges} exchanges ({self._why[rank]}){more}")
             if self._refused:
                 rank, of = self._transport.world.rank, self._refused + self._pushed
                 self._warn_rejected(rank, f"in {self._refused} of {of} pushes (inf or NaN in its contribution)")

@@ -505,7 +505,7 @@ class InFlightExchange:
     def finish(self, made: int = 0) -> ExchangeSummary:
         """Apply all of it; `made`: minibatches made since it began, with overlap. Raises `DesyncError`, `MismatchError`
         or `NonFiniteError` on every worker, with nothing applied; `PeerLostError` where one did not take part."""
-        transport, overlapped = self._exchanger.transport, self.overlapped
+        exchanger, transport, overlapped = self._exchanger, self._exchanger.transport, self.overlapped
         began = transport.now() if overlapped else 0.0
         summary: ExchangeSummary | None = None
         failure: Exception | None = None
@@ -519,11 +519,10 @@ class InFlightExchange:
             self._exchanger.waited(began, afresh=True)
         if summary is not None and any(h.early and not h.factor for h in summary.headers):
             self._repeat(summary)
-        applies = summary is not None and summary.weight > 0
         while self._under_way:
             chunk, running = self._under_way.popleft()
             total, state = running.finish()
-            if summary is not None and applies:
+            if summary is not None and summary.weight > 0:
                 chunk.keep(state)
                 if overlapped:
                     chunk.move(made)
@@ -531,7 +530,6 @@ class InFlightExchange:
                     chunk.land(total, summary)
             self.send_more()
         if overlapped:
-            exchanger = self._exchanger
             exchanger.timing = replace(exchanger.timing, took_s=max(0.0, exchanger.arrived_at - self._began_at))
         if failure is not None:
             raise failure

@@ -215,21 +215,27 @@ class OuterState(ABC):
 
     def values(self, begin: int, end: int) -> Tensor:
         """The tensors, or their snapshot if one is in use; read-only."""
-        if self.uses_snapshot:
-            assert self.snapshot is not None
+        if self.uses_snapshot and self.snapshot is not None:
             return self.snapshot[begin:end]
         return self.fragment.read(begin, end, self.scratch(0, end - begin))
 
+    def in_place(self, begin: int, end: int) -> tuple[list[Tensor], list[tuple[int, int]]] | None:
+        """The tensors' own pieces and their places, which need no copy; None where dtype or device is another."""
+        alike = (self.fragment.dtype, self.fragment.device) == (self.dtype, self.device)
+        return self.fragment.cut(begin, end) if alike else None
+
     def _shift(self, begin: int, end: int, share: float, least: float | None = None) -> None:
-        """Add a share of `snapshot` to the tensors, none below `least`; in place if they are contiguous."""
+        """Add a share of `snapshot` to the tensors, none below `least`."""
         assert self.snapshot is not None
-        scratch = self.scratch(3, end - begin)
-        out, now = self.fragment.piece(begin, end, scratch), self.fragment.read(begin, end, scratch)
-        torch.add(now, self.snapshot[begin:end], alpha=int(share) if out.dtype == torch.int64 else share, out=out)
-        if least is not None:
-            out.clamp_(min=least)
-        if out is scratch:
-            self.fragment.write(begin, end, out)
+        scratch, parts = self.scratch(3, end - begin), self.in_place(begin, end)
+        into, places = parts or ([self.fragment.read(begin, end, scratch)], [(0, end - begin)])
+        with torch.no_grad():
+            added = [self.snapshot[begin + low : begin + high] for low, high in places]
+            torch._foreach_add_(into, added, alpha=int(share) if self.dtype == torch.int64 else share)
+            if least is not None:
+                torch._foreach_clamp_min_(into, least)
+        if parts is None:
+            self.fragment.write(begin, end, scratch)
 
     def weight(self, summary: ExchangeSummary) -> float:
         """The divisor of the sum over the workers."""
@@ -318,7 +324,9 @@ class ParameterState(OuterState):
         return origin
 
     def contribute(self, begin: int, end: int, out: Tensor) -> None:
-        torch.sub(self.values(begin, end), self._origin(begin, end, out), out=out)
+        origin, parts = self._origin(begin, end, out), None if self.uses_snapshot else self.in_place(begin, end)
+        for piece, (low, high) in zip(*(parts or ([self.values(begin, end)], [(0, end - begin)])), strict=True):
+            torch.sub(piece, origin[low:high], out=out[low:high])
 
     @torch.no_grad()
     def norm(self, packings: Sequence[OuterStateChunk], packed: Packed | None) -> float:
@@ -376,15 +384,13 @@ class ParameterState(OuterState):
 
     def prepare(self, begin: int, end: int, mean: Tensor, block: BlockEnd) -> None:
         if self._mixing is None:
-            super().prepare(begin, end, mean, block)
-            return
+            return super().prepare(begin, end, mean, block)
         assert self.snapshot is not None
         self.snapshot[begin:end].copy_(self.next(begin, end, mean, block))
 
     def move(self, begin: int, end: int, made: int) -> None:
         if self._mixing is None:
-            super().move(begin, end, made)
-            return
+            return super().move(begin, end, made)
         assert self.snapshot is not None
         self._mix(begin, end, self.snapshot[begin:end], self._mixing)
 
