@@ -472,9 +472,8 @@ class AutoCheckpointer:
             take = self.at_iteration_end(last=True)
             if take is not None:
                 take()
-        if (
-            not (self._marks or self._has_steps or final) and self._world.rank == 0
-        ):  # the one sign that there is no way back
+        # the one sign that there is no way back
+        if not (self._marks or self._has_steps or final) and self._world.rank == 0:
             made = self._source.exchange_position().count - self._base
             text = (
                 f"no checkpoint was written: one is due every {self._every} exchanges, and the run made {made}; give a"

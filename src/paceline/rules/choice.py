@@ -38,7 +38,7 @@ from paceline.rules.payload import Gradient
 from paceline.rules.rule import RecipeCall, Rule
 from paceline.rules.schedule import EveryStep, Paced
 from paceline.rules.schedule.growth import RATE_EXPONENT
-from paceline.rules.schedule.paced import least_period, simple
+from paceline.rules.schedule.paced import least_period, rough, simple
 
 LADDER = ("dense", "bf16", "int8", "e3m0")
 """Codecs from the least loss of quality to the greatest."""
@@ -82,7 +82,7 @@ class Measured:
     @property
     def ratio(self) -> float:
         """r, rough."""
-        return rough(MARGIN * self.exact)
+        return rough(min(max(MARGIN * self.exact, 1e-4), 1e4))
 
     @property
     def words(self) -> str:
@@ -112,15 +112,6 @@ class Choice:
     def json(self) -> dict[str, Any]:
         """For a checkpoint."""
         return asdict(self)
-
-
-def rough(ratio: float) -> float:
-    """The least 2 * 4^k that is no less.
-
-    >>> rough(0.6), rough(1.0), rough(2.0), rough(2.1)
-    (2.0, 2.0, 2.0, 8.0)
-    """
-    return 2.0 * 4.0 ** math.ceil(math.log(min(max(ratio, 1e-4), 1e4) / 2, 4) - 1e-9)
 
 
 def worth_it(bytes_of: Mapping[str, int]) -> list[str]:

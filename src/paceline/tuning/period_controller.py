@@ -183,9 +183,8 @@ class PeriodController:
         lasts = self._since is not None and self._timer is not None and self._timer.now() - self._since >= LASTS_S
         if lasts or (not self._settled and self._times is not None):
             return "times"
-        fits = self._fitted or not (
-            self._settled or self._timer is None
-        )  # else times and length are looked at together
+        # before the first times, they and the length are looked at together
+        fits = self._fitted or not (self._settled or self._timer is None)
         return "length" if not fits and self._minibatches() is not None else ""
 
     def measurements(self) -> list[Any]:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from paceline.cli.launch.launch import Outcome
 
 ENDING = "PACELINE_ENDING"
-MOST_NAMES, MOST_WARNINGS, MOST_PRINTED, TAIL_BYTES = 3, 5, 120, 1 << 16
-"""Hosts or losses that are named; warnings in the summary; characters of the program's line; bytes read of a log."""
+MOST_NAMES, MOST_WARNINGS, MOST_PRINTED = 3, 5, 120
+"""Hosts or losses that are named; warnings in the summary; characters of the program's line."""
 
 
 def conclude(outcome: Outcome, cluster: LaunchCluster, directory: Path, seconds: float, quiet: bool) -> int:
@@ -81,7 +81,7 @@ def finished(directory: Path, quiet: bool, workers: int, messages: Messages, kin
         lines.append(f"and {more} other warnings: see {near(directory / 'output')}")
     if why := missing(directory):
         lines.append(f"warning: the log directory {near(directory)} {why}: the logs are incomplete")
-    useless = {rank for one in live.workers for rank in always_rejected(one.path)}
+    useless = {rank for one in live.workers for rank in one.always_rejected}
     if useless:
         lines.append(f"{ranks_text(sorted(useless))} contributed nothing to the model: exit code {failure.LOST}")
     for line in lines:
@@ -108,16 +108,6 @@ def _reached(live: Live, shot: LiveSnapshot, messages: Messages, real: bool) -> 
     if shot.size > 1 and real:
         parts.append(f"efficiency {100 * (1 - shot.exchange_share):.0f} %")
     return ", ".join(parts)
-
-
-def always_rejected(log: Path) -> list[int]:
-    """Ranks whose contributions all exchanges rejected, as the last line of a worker's log tells."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-            return [int(rank) for rank in json.loads(file.read().splitlines()[-1]).get("always_rejected", ())]
-    except (OSError, ValueError, IndexError, TypeError, AttributeError):
-        return []
 
 
 def stopped(number: int) -> int:

@@ -225,9 +225,7 @@ class Follower:
         self.path, self.rank, self.number = path, rank, number
         self.size, self.rule = 0, ""
         self.minibatches = 0
-        self.busy_s = 0.0
-        self.exchange_s = 0.0
-        self.data_s = 0.0
+        self.busy_s = self.exchange_s = self.data_s = 0.0
         self.epoch: int | None = None
         self.epoch_batches: int | None = None
         self.epoch_start = 0
@@ -236,6 +234,7 @@ class Follower:
         self.pushes: deque[tuple[float, int, int]] = deque()  # (at_s, pushes, sum of their delays) in the last window
         self.lost: set[int] = set()
         self.host, self.samples, self.closed = "?", 0, False
+        self.always_rejected: set[int] = set()  # ranks whose contributions all exchanges rejected
         self.failed, self.block, self.at_s = False, 0, 0.0
         self.touched_s = 0.0  # when the log last grew, wall clock
         self.left_out: Counter[int] = Counter()  # rank -> rejected contributions
@@ -279,6 +278,7 @@ class Follower:
         self.at_s = max(self.at_s, event.last_at_s)
         self.whole.add(event)
         self.closed = self.closed or event.closed is not None
+        self.always_rejected.update((event.closed or {}).get("always_rejected", ()))
         self.failed = self.failed or bool(event.errors)
         for start in event.epochs:
             self.epoch_start = self._start_of_next_epoch()

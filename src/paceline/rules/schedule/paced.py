@@ -30,6 +30,15 @@ def least_period(exchange_s: float, minibatch_s: float, share: float) -> int:
     return max(1, math.ceil(exchange_s * (1 - share) / (share * minibatch_s) - 1e-9))
 
 
+def rough(ratio: float) -> float:
+    """The least 2 * 4^k that is no less.
+
+    >>> rough(0.6), rough(1.0), rough(2.0), rough(2.1)
+    (2.0, 2.0, 2.0, 8.0)
+    """
+    return 2.0 * 4.0 ** math.ceil(math.log(ratio / 2, 4) - 1e-9)
+
+
 def simple(period: int) -> int:
     """The least power of two, or three times one, that is no less; `period` at least 1."""
     power = 1 << (period - 1).bit_length()
@@ -100,8 +109,8 @@ class Paced(EveryBlock):
             return self.pace.least
         if minibatch_s <= 0:
             return self.pace.longest
-        times = least_period(exchange_s, minibatch_s, self.pace.share) / self.pace.least
-        return self.pace.bounded(self.pace.least * 4 ** max(0, math.ceil(math.log(times / 2, 4) - 1e-9)))
+        times = rough(least_period(exchange_s, minibatch_s, self.pace.share) / self.pace.least) / 2
+        return self.pace.bounded(round(self.pace.least * max(1.0, times)))
 
     def _shown(self) -> dict[str, object]:
         return super()._shown() | asdict(self.pace)
