@@ -50,6 +50,8 @@ def test_an_example_of_run_calls_each_of_its_methods(name: str) -> None:
     assert any(f"run.{name}(" in line for line in shown), f"call run.{name} in an example of Run or of its own"
 
 
+@pytest.mark.full
+@pytest.mark.law
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_examples_are_true(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in NEEDS:

@@ -132,9 +132,9 @@ def choose(times: Measured, schedule: Paced, sizes: Mapping[str, float], chunks:
     """The choice, the same for the same arguments.
 
     >>> from paceline.rules.schedule import Probe
-    >>> choice = choose(Measured(0.1, 0.8), Paced(probe=Probe()), {"dense": 1.0, "bf16": 0.5}, 1)
+    >>> choice = choose(Measured(0.1, 0.6), Paced(probe=Probe()), {"dense": 1.0, "bf16": 0.5}, 1)
     >>> choice.codec, choice.period, choice.overlap, choice.why
-    ('bf16', 4, 4, 'a gradient exchange takes 0.8 s beside 0.1 s of computing')
+    ('bf16', 4, 4, 'a gradient exchange takes 0.6 s beside 0.1 s of computing')
 
     Args:
         times: of exchanging gradients.
