@@ -6,6 +6,8 @@ takes 100 ms a step, a third of it forward, for a model of 25.6 million fp32 par
 worker's steps per second over those of one worker alone that exchanges nothing, measured in the same run. The rows:
 
     no_exchange       all workers, nothing exchanged: what the shared processors alone take away
+    bare_overlap      one all-reduce of the model every 16 steps by gloo alone, in the background, and nothing done
+                      with it: what the wire takes from the shared processors, the limit of all that overlap
     ddp, ddp_powersgd torch's DistributedDataParallel, and with its PowerSGD hook of rank 2 (in one bucket)
     torchft_diloco    torchft's DiLoCo, 16 steps a block, its manager replaced by a bare gloo all-reduce (no quorum);
     torchft_overlap   the same with its all-reduce in the background for 15 of the 16 steps
@@ -58,8 +60,8 @@ RULES = {
     "bmuf": f"bmuf(period={PERIOD}, overlap={PERIOD})",
     "streaming_diloco": f"streaming_diloco(period={PERIOD})",
 }
-PEERS = ("ddp", "ddp_powersgd", "torchft_diloco", "torchft_overlap", "hivemind")
-BLOCKY = {"torchft_diloco": PERIOD, "torchft_overlap": PERIOD, "hivemind": PERIOD}
+PEERS = ("bare_overlap", "ddp", "ddp_powersgd", "torchft_diloco", "torchft_overlap", "hivemind")
+BLOCKY = {"bare_overlap": PERIOD, "torchft_diloco": PERIOD, "torchft_overlap": PERIOD, "hivemind": PERIOD}
 WARM_STEPS = 4  # DDP rebuilds its buckets after one, PowerSGD starts after two
 PORT = 29400
 
@@ -107,6 +109,24 @@ def link(model: EmulatedModel, options: argparse.Namespace) -> Step:
     def step() -> None:
         dist.all_reduce(flat)
         flat.fill_(1.0)
+
+    return step
+
+
+def bare_overlap(model: EmulatedModel, options: argparse.Namespace) -> Step:
+    """The limit of every overlapped method: gloo sums the model's bytes once a block, and nothing is done with it."""
+    dist.init_process_group("gloo")
+    pieces = torch.ones(options.parameters).chunk(3)
+    inner, under_way, made = plain_step(model, sgd(model)), [], 0
+
+    def step() -> None:
+        nonlocal made, under_way
+        inner()
+        made += 1
+        if made % PERIOD == 0:
+            for work in under_way:
+                work.wait()
+            under_way = [dist.all_reduce(piece, async_op=True) for piece in pieces]
 
     return step
 
