@@ -29,7 +29,7 @@ FACE: dict[str, Any] = {
     **{name: getattr(paceline.rules.recipes, name) for name in ("bmuf", "sync", "ssp")},
     **{name: getattr(paceline.data, name) for name in ("ShardStream", "BucketBatches", "text_lines", "json_lines")},
     **{name: getattr(paceline_plugins.data, name) for name in ("Files", "Cache", "ParquetDataset")},
-    **{name: getattr(paceline.tuning, name) for name in ("WarmUp", "Newbob")},
+    **{name: getattr(paceline.tuning, name) for name in ("Newbob",)},
 }
 OF_RUN = ("share", "log_to", "tune", "save", "global_model", "model_for_export")
 

@@ -67,11 +67,7 @@ def plain(count: int = MINIBATCHES, largest: float | None = None) -> Tensor:
 
 
 def late(
-    modules: dict[str, ModuleType],
-    workers: int,
-    order: Sequence[int],
-    rule: str = ASGD,
-    largest: float | None = None,
+    modules: dict[str, ModuleType], workers: int, order: Sequence[int], rule: str = ASGD, largest: float | None = None
 ) -> Tensor:
     """Asynchronous training as the benchmark makes it, on minibatches in this order."""
     mine, given, clock = model(), batches(), Clock(exponential(), seed=5)

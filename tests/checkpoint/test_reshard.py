@@ -200,8 +200,7 @@ def test_the_outer_state_of_16_bit_models_keeps_its_32_bits(rule: str, tmp_path:
 
 @pytest.mark.parametrize("new", [1, 3, 7])
 @pytest.mark.parametrize(
-    "rule",
-    ["sync", "bmuf(period=3)", "diloco(period=4, local_state='average')", "asgd(piece=64)", "easgd(period=3)"],
+    "rule", ["sync", "bmuf(period=3)", "diloco(period=4, local_state='average')", "asgd(piece=64)", "easgd(period=3)"]
 )
 def test_several_models_and_optimizers(rule: str, new: int, tmp_path: Path) -> None:
     """Each optimizer has its own exchanges, pieces and clock."""

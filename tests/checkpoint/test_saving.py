@@ -201,9 +201,7 @@ def test_objects_of_the_users_own_are_restored(tmp_path: Path) -> None:
         lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda k: 0.9**k),
         lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
         lambda o: torch.optim.lr_scheduler.SequentialLR(
-            o,
-            [torch.optim.lr_scheduler.LinearLR(o, 0.1, 1.0, 3), torch.optim.lr_scheduler.ExponentialLR(o, 0.9)],
-            [3],
+            o, [torch.optim.lr_scheduler.LinearLR(o, 0.1, 1.0, 3), torch.optim.lr_scheduler.ExponentialLR(o, 0.9)], [3]
         ),
     ],
 )

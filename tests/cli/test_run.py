@@ -238,11 +238,7 @@ def test_under_an_asynchronous_rule_the_others_go_on(script: Script, fail: str, 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("which", "ignore"),
-    [
-        (signal.SIGINT, ""),
-        (signal.SIGTERM, "signal.signal(signal.SIGTERM, signal.SIG_IGN)"),
-    ],
+    ("which", "ignore"), [(signal.SIGINT, ""), (signal.SIGTERM, "signal.signal(signal.SIGTERM, signal.SIG_IGN)")]
 )
 def test_a_signal_stops_everything(script: Script, tmp_path: Path, which: signal.Signals, ignore: str) -> None:
     path = script(FAMILY.format(ignore=ignore, then=""))

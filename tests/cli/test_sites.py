@@ -58,10 +58,7 @@ WRONG = {
     "the joining line": (("run", "--elastic", "1:2", "--relay", invitation(), "train.py"), "this is the other one"),
     "no workers": (("join", "--workers", 0, invitation(), "train.py"), "--workers must be at least 1, got 0"),
     "too many workers": (("join", "--workers", 300, invitation(), "train.py"), "--workers must lie in 0..255"),
-    "a late option": (
-        ("join", invitation(), "train.py", "--workers", 2),
-        "--workers is after the program train.py",
-    ),
+    "a late option": (("join", invitation(), "train.py", "--workers", 2), "--workers is after the program train.py"),
     "no such program": (("join", invitation(), "nowhere.py"), "nowhere.py does not exist"),
     "invite in a plain run": (("run", "--invite", "train.py"), "--invite belongs to --elastic"),
     "invite while joining": (("run", "--join", "h:1", "--invite", "train.py"), "--invite belongs to --elastic"),
@@ -76,10 +73,7 @@ WRONG = {
         ("run", "--elastic", "1:2", "--invite", "--listen", "127.0.0.1:9", "--public", "here", "train.py"),
         "--public must be HOST:PORT",
     ),
-    "two relays": (
-        ("run", "--elastic", "1:2", "--invite", "--relay", invitation(), "train.py"),
-        "give one of them",
-    ),
+    "two relays": (("run", "--elastic", "1:2", "--invite", "--relay", invitation(), "train.py"), "give one of them"),
     "in the clear": (
         ("run", "--elastic", "1:2", "--invite", "--listen", "127.0.0.1:9", "--open", "train.py"),
         "leave --open out",

@@ -51,8 +51,7 @@ def ended(process: Process) -> int | None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("code", "wanted"),
-    [("print('hello')", 0), ("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9)],
+    ("code", "wanted"), [("print('hello')", 0), ("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9)]
 )
 def test_the_code_is_the_workers(start: Start, code: str, wanted: int) -> None:
     assert ended(start(code)) == wanted

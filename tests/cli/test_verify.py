@@ -122,10 +122,7 @@ def test_a_worker_that_is_killed_and_comes_back_leaves_one_whole_chain() -> None
     Path("once.py").write_text(
         textwrap.dedent(TRAIN)
         .replace("import os, sys", "import glob, os, sys, time")
-        .replace(
-            "        for x, y in",
-            "        first = not os.path.exists('killed')\n        for x, y in",
-        )
+        .replace("        for x, y in", "        first = not os.path.exists('killed')\n        for x, y in")
         .replace(
             "            optimizer.zero_grad()",
             "            if first and run.world.rank == 1 and run.minibatches == 14:\n"

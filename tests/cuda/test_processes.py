@@ -13,10 +13,7 @@ import torch
 
 from tests.ports import free_port
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.processes,
-]
+pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"), pytest.mark.processes]
 
 PROGRAM = """
 import torch, torch.distributed as dist, paceline

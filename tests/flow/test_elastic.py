@@ -62,8 +62,7 @@ def test_a_joining_worker_gets_frozen_tensors_that_it_does_not_hold_once(apart: 
 
 
 @pytest.mark.parametrize(
-    "rule",
-    ["bmuf(period=4)", "diloco(period=3, ema=0.6)", "streaming_diloco(period=6, fragments=2, overlap=0)"],
+    "rule", ["bmuf(period=4)", "diloco(period=3, ema=0.6)", "streaming_diloco(period=6, fragments=2, overlap=0)"]
 )
 def test_survivors_and_joining_workers(tmp_path: Path, rule: str) -> None:
     kills = {"1": [9, "before"], "2": [30, "after"]}

@@ -39,11 +39,7 @@ EXTRAS = {
     "transformers": "transformers",
 }
 """Module -> extra."""
-DISTRIBUTIONS = {
-    "google_crc32c": "google-crc32c",
-    "prometheus_client": "prometheus-client",
-    "sklearn": "scikit-learn",
-}
+DISTRIBUTIONS = {"google_crc32c": "google-crc32c", "prometheus_client": "prometheus-client", "sklearn": "scikit-learn"}
 DOORS = {
     "paceline.doors.adapters.accelerate": ("accelerate", "accelerate"),
     "paceline.doors.adapters.fabric": ("lightning", "lightning"),

@@ -51,9 +51,7 @@ def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "start", "now"),
-    [(92, 100, 150), (20, 20, 60)],
-    ids=["the pass was finished", "the pass was left early"],
+    ("known", "start", "now"), [(92, 100, 150), (20, 20, 60)], ids=["the pass was finished", "the pass was left early"]
 )
 def test_an_epoch_begins_where_the_one_before_ended(tmp_path: Path, known: int, start: int, now: int) -> None:
     """Lines are folded, so the log is a little behind when a pass begins."""

@@ -50,10 +50,7 @@ def test_one_worker_leaves(tmp_path: Path, door: str, way: str, rule: str) -> No
         assert any("left pass 1 over its data after" in line for line in named), told
 
 
-@pytest.mark.parametrize(
-    ("way", "door", "rule"),
-    in_turn(["exit0", "break", "interrupt", "thread_exit0"]),
-)
+@pytest.mark.parametrize(("way", "door", "rule"), in_turn(["exit0", "break", "interrupt", "thread_exit0"]))
 def test_all_workers_leave(tmp_path: Path, door: str, way: str, rule: str) -> None:
     ended = leave(tmp_path, door, rule, way, "all")
     for one in ended.values():

@@ -65,7 +65,7 @@ RULES = [
     "bmuf(period=4, warmup=3)",
     "diloco(period=4)",
     "streaming_diloco(period=4, fragments=2)",
-    "auto(first=4, longest=4)",
+    "auto(first=4, longest=4, probe=0)",
     "asgd(period=4)",
     "ssp(staleness=2, period=4)",
     "ssp(staleness=0, period=4)",
@@ -73,7 +73,7 @@ RULES = [
 ]
 ADAM_RULES = ["bmuf_adam(period=4)", "bmuf_adam(period=4, overlap=2, fragments=2)"]
 ALL = [*RULES, *ADAM_RULES]
-FAST = ("averaging(period=4)", "bmuf(period=4, overlap=2)", "auto(first=4, longest=4)", "bmuf_adam(period=4)")
+FAST = ("averaging(period=4)", "bmuf(period=4, overlap=2)", "auto(first=4, longest=4, probe=0)", "bmuf_adam(period=4)")
 
 
 def distances(

@@ -212,7 +212,7 @@ def test_parameter_groups_with_rates_and_betas_of_their_own() -> None:
     ("workers", "rule", "given", "then"),
     [
         (2, "bmuf_adam", 0.9, 0.5),
-        (2, "auto", 0.9, 0.5),
+        (2, "auto(probe=0)", 0.9, 0.5),
         (2, "bmuf_adam(beta1=0.2)", 0.9, 0.2),
         (2, "bmuf_adam(beta1=None)", 0.9, 0.9),
         (2, "bmuf_adam", 0.3, 0.3),
@@ -260,7 +260,9 @@ def test_a_beta_set_later_stays_when_the_rule_changes_and_when_others_leave() ->
 
 
 @pytest.mark.parametrize("schedule", ["onecycle", "cyclic"])
-@pytest.mark.parametrize(("rule", "most"), [("bmuf_adam", 0.5), ("auto", 0.5), ("bmuf_adam(beta1=None)", 0.95)])
+@pytest.mark.parametrize(
+    ("rule", "most"), [("bmuf_adam", 0.5), ("auto(probe=0)", 0.5), ("bmuf_adam(beta1=None)", 0.95)]
+)
 def test_a_schedule_that_cycles_beta1_leaves_it_lowered(schedule: str, rule: str, most: float) -> None:
     """OneCycleLR and CyclicLR write it at each step, before or after attach."""
 
@@ -292,11 +294,7 @@ def test_a_schedule_that_cycles_beta1_leaves_it_lowered(schedule: str, rule: str
         assert max(made) == pytest.approx(most) and len(made) == 6
 
 
-FORMS: dict[str, dict[str, Any]] = {
-    "foreach": {"foreach": True},
-    "for": {"foreach": False},
-    "fused": {"fused": True},
-}
+FORMS: dict[str, dict[str, Any]] = {"foreach": {"foreach": True}, "for": {"foreach": False}, "fused": {"fused": True}}
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])

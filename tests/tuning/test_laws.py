@@ -16,18 +16,7 @@ from torch import Tensor, nn
 import paceline
 from paceline.errors import PacelineError
 from paceline.tuning import TuneRequest
-from tests.helpers import (
-    Outcome,
-    Place,
-    adam,
-    make_data,
-    make_net,
-    momentum_sgd,
-    same_bits,
-    sgd,
-    state_of,
-    train,
-)
+from tests.helpers import Outcome, Place, adam, make_data, make_net, momentum_sgd, same_bits, sgd, state_of, train
 from tests.tables import rest_is_full
 
 Make = Callable[[Any], torch.optim.Optimizer]

@@ -18,6 +18,7 @@ from paceline.forecast.sim import Clock
 from paceline.observe.reports.read import read_run
 from paceline.rules import choice
 from paceline.tuning.rule_chooser import WallProbeTimer
+from paceline.tuning.sync_scaling import WARMUP
 from paceline_plugins.report.report import write_report
 from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits
 
@@ -69,13 +70,15 @@ def test_a_fast_network_keeps_synchronous_steps() -> None:
 
 
 def test_synchronous_steps_have_a_higher_rate() -> None:
-    """Twice that of one worker, with four."""
+    """Four times that of one worker with four, after a warm-up."""
 
     def rates(place: Place) -> None:
         place.extra.setdefault("rates", []).append(place.run._context.tuner.tunables.numbers()["lr"])
 
     outs = go(workers=4, after_step=rates)
-    assert outs[3].extra["rates"] == pytest.approx([0.1] * PROBE + [0.2] * (STEPS - PROBE))
+    assert outs[3].extra["rates"] == pytest.approx(
+        [0.1] * PROBE + [0.1 * 4 * min(1, (step + 1) / WARMUP) for step in range(PROBE + 1, STEPS + 1)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,7 +172,7 @@ def test_a_short_pass_has_short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         "bmuf(period=2, overlap=2, warmup=11, rate_exponent=0.29)"
     }
     torch.manual_seed(5)
-    outs = paceline.simulate(Program("auto", samples=8 * 9, epochs=2, after_step=periods), 2)
+    outs = paceline.simulate(Program("auto(probe=0)", samples=8 * 9, epochs=2, after_step=periods), 2)
     assert all(out is not None and out.extra["periods"] == [4] * 3 + [1] * 15 for out in outs)
 
 
@@ -203,7 +206,9 @@ def test_another_number_of_workers_takes_over_the_choice(
 
     def start(place: Place) -> None:
         tunables = place.run._context.tuner.tunables
-        place.extra.setdefault("factor", tunables.rates.common * tunables.rates.factor(0))
+        sync = tunables.rates.sync
+        factor = tunables.rates.common if sync is None else sync.highest(place.optimizer)
+        place.extra.setdefault("factor", factor * tunables.rates.factor(0))
         texts(place)
 
     outs = go("auto", after, workers, optimizer=adam, resume=tmp_path / "c", after_step=start, epochs=2, samples=320)

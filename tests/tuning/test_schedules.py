@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.errors import RuleError, UnsupportedError
-from paceline.tuning import Newbob, WarmUp
+from paceline.errors import RuleError
+from paceline.tuning import Newbob
 from tests.helpers import Place, adam, make_data, momentum_sgd, same_bits, train
 
 LOSSES = [4.0, 2.0, 1.99, 1.9, 2.1, 1.0, 0.9995]
@@ -79,40 +79,6 @@ def test_newbob_is_part_of_a_checkpoint() -> None:
     assert second.validated(float("nan")) and second.best == LOSSES[3]
     with pytest.raises(RuleError, match="end must lie"):
         Newbob(Alone(), start=0.1, end=0.2)
-
-
-def test_warm_up_follows_the_samples_of_all() -> None:
-    def hook(place: Place) -> None:
-        if "warm" not in place.extra:
-            place.extra["warm"] = WarmUp(place.run, rate=0.1, samples=64, minibatch=4, batch=2, every=2)
-        place.extra["warm"].stepped()
-        place.extra.setdefault("rate", []).append(rate(place))
-
-    outs = train("sync", 2, samples=96, after_step=hook, epochs=1)  # 8 samples a step; the peak is 0.1 * 2 * 4 / 2
-    for out in outs:
-        # asked after steps 2, 4, 6, 8 with 16, 32, 48, 64 samples; in effect a step later
-        ramp = [0.1 + 0.3 * seen / 64 for seen in (16, 32, 48, 64)]
-        want = [0.1, 0.1, *[one for one in ramp for _ in range(2)]]
-        assert out.extra["rate"][:10] == pytest.approx(want) and out.extra["warm"].over
-        assert out.extra["rate"][-1] == pytest.approx(0.4)
-
-
-def test_warm_up_refuses_what_cannot_be() -> None:
-    def unshared(place: Place) -> None:
-        if place.step == 1:
-            place.run._context.loaders.samples = 0
-            with pytest.raises(UnsupportedError, match="share the loader"):
-                WarmUp(place.run, rate=0.1, samples=8, minibatch=4, every=1).stepped()
-            with pytest.raises(RuleError, match="every must be"):
-                WarmUp(place.run, rate=0.1, samples=8, minibatch=4, every=0)
-
-    train("sync", 1, after_step=unshared, epochs=1)
-
-    def free(place: Place) -> None:
-        with pytest.raises(UnsupportedError, match="unevenly"):
-            WarmUp(place.run, rate=0.1, samples=8, minibatch=4)
-
-    train("asgd()", 2, after_step=free, epochs=1)
 
 
 TRIALS = [

@@ -47,6 +47,7 @@ from paceline.tuning.period_controller import (
     block_bytes,
     ring_s,
 )
+from paceline.tuning.sync_scaling import SyncScaling
 
 
 class WallProbeTimer:
@@ -271,9 +272,10 @@ class RuleChooser:
         self.choice, self.pending, self._chosen_at = choice, True, steps
 
     @property
-    def rate_factor(self) -> float:
-        """N^s, by which the learning rate of one worker is multiplied; 1 in blocks."""
-        return float(self._model.workers**self._probe.rate) if self.choice is not None and self.choice.lockstep else 1.0
+    def scaling(self) -> SyncScaling | None:
+        """Of the optimizers in synchronous steps that were chosen; None else, and where they are left as they are."""
+        synchronous = self.choice is not None and self.choice.lockstep and self._probe.rate != 0
+        return SyncScaling(self._model.workers, self._probe.rate) if synchronous else None
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -284,7 +286,6 @@ class RuleChooser:
             "choice": self.choice.json() if self.choice is not None else None,
             "at": self._chosen_at,
             "began": self.began,
-            "factor": self.rate_factor,
         }
 
     def load(self, state: Mapping[str, Any] | None, steps: int) -> None:
@@ -338,11 +339,10 @@ class Measures:
         model = ProbedModel.of(rule, self.transport, self.owned, self.buffers())
 
         def timer(made: int) -> ProbeTimer:
-            if cluster is None or not cluster.timed:
+            if cluster is None:
                 return WallProbeTimer(self.spent, probe.steps)
             return SimulatedProbeTimer(cluster.clock, world, model.gradient_bytes, probe.steps, made)
 
-        probes = probes and (cluster is None or cluster.timed)
         return RuleChooser(rule, timer, model, probes, self.minibatches, earlier_choice(log, world.rank))
 
     def controller(self, rule: Rule, timed: bool, overlaps: bool) -> PeriodController:

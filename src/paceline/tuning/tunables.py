@@ -20,7 +20,7 @@ follows the number of workers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from torch.optim import SGD, Optimizer
 from paceline.errors import RuleError, UnsupportedError
 from paceline.rules.rule import RecipeCall, Rule
 from paceline.tuning.names import OF_RULES, Changes, checked, split
+from paceline.tuning.sync_scaling import SyncScaling
 
 Group = dict[str, Any]
 
@@ -45,12 +46,16 @@ class Rates:
     Attributes:
         factors: number of a group, counted through all optimizers -> factor; 1 if missing.
         common: a further factor of all groups, which follows from the number of workers and is no setting.
+        sync: of synchronous steps of several workers; None leaves the optimizers as they are.
     """
 
     def __init__(self, optimizers: list[Optimizer]) -> None:
         self._optimizers = optimizers
         self.factors: dict[int, float] = {}
         self.common = 1.0
+        self.sync: SyncScaling | None = None
+        self._steps: Callable[[], int] = lambda: 0
+        self._betas: list[tuple[Group, Any, Any]] = []  # a group, its betas, and those in their place
         self._stepping: Optimizer | None = None  # its step is under way
         self._kept: list[tuple[Group, Any, Any, float]] = []  # a group, its rate, the rate in its place, their ratio
         self._handles: list[Any] = []
@@ -62,9 +67,10 @@ class Rates:
         """The groups in the order of their numbers; read each time, because loading a state replaces them."""
         return [(optimizer, group) for optimizer in self._optimizers for group in optimizer.param_groups]
 
-    def scale_all(self, factor: float) -> None:
-        """Give all groups a common factor; in the middle of a step it holds for that step already."""
-        self.common = factor
+    def scale_all(self, factor: float, sync: SyncScaling | None = None, steps: Callable[[], int] = lambda: 0) -> None:
+        """Give all groups a common factor; in the middle of a step it holds for that step already. `steps` returns how
+        many the run has made."""
+        self.common, self.sync, self._steps = factor, sync, steps
         if self._stepping is not None:
             self._put_back()
             self._apply(self._stepping)
@@ -72,27 +78,36 @@ class Rates:
     def factor(self, number: int) -> float:
         return self.factors.get(number, 1.0)
 
+    def of_workers(self, optimizer: Optimizer) -> float:
+        """The factor of the next step that is no setting."""
+        return self.common if self.sync is None else self.common * self.sync.rate(optimizer, self._steps() + 1)
+
     def scale(self, number: int, factor: float) -> None:
         self.factors.pop(number, None)
         if factor != 1:
             self.factors[number] = factor
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._kept:  # the last step may have raised, and the program may have written a rate since
+        if self._kept or self._betas:  # the last step may have raised, and the program may have written a rate since
             self._put_back(1.0)
         self._stepping = optimizer
-        if self.factors or self.common != 1:
+        if self.factors or self.common != 1 or self.sync is not None:
             self._apply(optimizer)
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._stepping = None
-        if self._kept:
+        if self._kept or self._betas:
             self._put_back()
 
     def _apply(self, only: Optimizer | None) -> None:
         for number, (optimizer, group) in enumerate(self.groups()):
-            factor = self.common * self.factor(number)
-            if factor == 1 or "lr" not in group or (only is not None and optimizer is not only):
+            if only is not None and optimizer is not only:
+                continue
+            if self.sync is not None and "betas" in group:
+                own, group["betas"] = group["betas"], self.sync.betas(optimizer, group["betas"])
+                self._betas.append((group, own, group["betas"]))
+            factor = self.of_workers(optimizer) * self.factor(number)
+            if factor == 1 or "lr" not in group:
                 continue
             rate = group["lr"]
             if isinstance(rate, Tensor):  # a captured graph may hold its address
@@ -104,6 +119,9 @@ class Rates:
 
     def _put_back(self, over: float | None = None) -> None:
         """Restore the rates; one that was written meanwhile stays, divided by `over`, by default its factor."""
+        while self._betas:
+            group, own, applied = self._betas.pop()
+            group["betas"] = own if group["betas"] is applied else group["betas"]
         while self._kept:
             group, rate, applied, factor = self._kept.pop()
             now = group["lr"]
@@ -285,11 +303,6 @@ class Tunables:
         else:
             group[base] = tuple(value) if base == "betas" else value
 
-    def scale_rates(self, factor: float, over: float = 1.0) -> None:
-        """Multiply all learning rates by factor / over."""
-        for number in range(len(self.rates.groups())) if factor != over else ():
-            self.rates.scale(number, factor * self.rates.factor(number) / over)
-
     # -- showing and undoing ----------------------------------------------------------------------
 
     def show(self, names: Changes | list[str]) -> dict[str, Any]:
@@ -308,9 +321,12 @@ class Tunables:
         """Present numbers by name, `lr/1` for that of group 1 if groups differ; without tensors on a device."""
         numbers: dict[str, float] = {}
         for name in ("lr", "momentum", "weight_decay"):
-            groups = [(k, group) for k, (_, group) in enumerate(self.rates.groups()) if _tunable(group, name)]
-            common = self.rates.common if name == "lr" else 1.0
-            own = {k: common * float(self._value(name, k, group)) for k, group in groups if not _on_device(group[name])}
+            groups = [(k, one, group) for k, (one, group) in enumerate(self.rates.groups()) if _tunable(group, name)]
+            own = {
+                k: float(self._value(name, k, group)) * (self.rates.of_workers(optimizer) if name == "lr" else 1.0)
+                for k, optimizer, group in groups
+                if not _on_device(group[name])
+            }
             same = len(set(own.values())) == 1
             numbers |= {name: next(iter(own.values()))} if same else {f"{name}/{k}": value for k, value in own.items()}
         return numbers | {name: float(self._shown(name)) for name in self._of_rule()}

@@ -27,6 +27,7 @@ from paceline.tuning.names import Changes, flat
 from paceline.tuning.period_controller import PeriodController
 from paceline.tuning.request_files import RequestFiles, TuneRequest
 from paceline.tuning.rule_chooser import RuleChooser
+from paceline.tuning.sync_scaling import WARMUP
 from paceline.tuning.tunables import Tunables
 
 PeriodControllerFor = Callable[[Rule, bool], PeriodController]
@@ -58,6 +59,11 @@ class MeasuredChoices:
         self._tunables, self.chooser, self._unprobed = tunables, chooser, unprobed
         self._period_controller_for, self._kind = period_controller_for, kind
         self.period_controller: PeriodController | None = None
+        self._place: Callable[[], tuple[int, int]] = lambda: (0, 0)
+
+    def place(self, place: Callable[[], tuple[int, int]]) -> None:
+        """The run is built; see `stepped`."""
+        self._place = place
 
     def begin(self) -> None:
         """The run exchanges: take the rates of its workers, and control the period where no probe comes first."""
@@ -127,7 +133,8 @@ class MeasuredChoices:
         before = self._tunables.rule
         chooser.pending = False
         self._use(chooser)
-        self._tunables.scale_rates(chooser.rate_factor)
+        if (sync := self._tunables.rates.sync) is not None:
+            sync.take_over(self._tunables.rates.groups())
         if self._tunables.rule.schedule.exchanges_blocks:
             self._keep_numbers(before, chooser.asked)
         return chosen
@@ -140,14 +147,18 @@ class MeasuredChoices:
     def line(self, why: str) -> str:
         """What the user sees of a choice."""
         rule = self._tunables.rule
-        rate = "" if rule.schedule.exchanges_blocks else self.rate
-        return f'auto: {in_short(rule, self._kind)}: {why}. To repeat: --rule "{self.text}"{rate}'
+        if rule.schedule.exchanges_blocks:
+            return f'auto: {in_short(rule, self._kind)}: {why}. To repeat: --rule "{self.text}"'
+        return f'auto: sync{self.rate}: {why}. To repeat: --rule "auto(share=1)"'
 
     @property
     def rate(self) -> str:
         """The learning rate, where it is not the program's."""
-        factor = self._tunables.rates.common * (self.chooser.rate_factor if self.chooser is not None else 1.0)
-        return "" if factor == 1 else f", the learning rate {factor:.3g} times one worker's"
+        rates = self._tunables.rates
+        if rates.sync is None:
+            return "" if rates.common == 1 else f", the learning rate {rates.common:.3g} times one worker's"
+        most = max(rates.sync.highest(optimizer) for optimizer, _ in rates.groups())
+        return f", the learning rate rising to {most:.3g} times one worker's in {WARMUP} steps"
 
     def saved_choice(self) -> dict[str, Any] | None:
         """The present choice for the log, by which a run that is started again takes it; None without a probe."""
@@ -185,8 +196,10 @@ class MeasuredChoices:
 
     def follow_workers(self, probing: bool) -> None:
         """Give the local learning rates the factor that the rule has for this number of workers, none in a probe."""
-        tunables = self._tunables
-        tunables.rates.scale_all(1.0 if probing else tunables.rule.rate_factor(tunables.workers))
+        tunables, chooser = self._tunables, self.chooser
+        sync = chooser.scaling if chooser is not None else None
+        factor = 1.0 if probing else tunables.rule.rate_factor(tunables.workers)
+        tunables.rates.scale_all(factor, sync, lambda: self._place()[1])
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -206,10 +219,9 @@ class MeasuredChoices:
             else:
                 chooser.renew(steps)
             self._use(chooser)
-        if saved is not None and not same:  # the factor follows from the number of workers
-            factor = float(saved["factor"]) / (chooser.rate_factor if chooser is not None else 1.0)
-            factors = [[number, one / factor] for number, one in knobs["factors"]]
-            knobs = {"rule": knobs["rule"] if chooser is not None else None, "factors": factors}
+        if saved is not None:  # before 2026-11-29 the factors had that of the number of workers
+            factors = [[number, one / float(saved.get("factor", 1.0))] for number, one in knobs["factors"]]
+            knobs = {"rule": knobs["rule"] if same or chooser is not None else None, "factors": factors}
         return knobs
 
 
@@ -262,6 +274,7 @@ class Tuner:
     def begin(self, place: Callable[[], tuple[int, int]], follow: Callable[[Rule], None] | None) -> None:
         """The run is built; `place` returns (exchanged blocks, minibatches of this worker)."""
         self.place, self.follow = place, follow or self.follow
+        self.measured.place(place)
 
     # -- asking -----------------------------------------------------------------------------------
 

@@ -14,10 +14,7 @@ import pytest
 
 from tests.paths import python_path
 
-ELSEWHERE = {
-    "tensorflow": "nox --session tensorflow runs this",
-    "chainer": "pip install chainer 'numpy<2' runs this",
-}
+ELSEWHERE = {"tensorflow": "nox --session tensorflow runs this", "chainer": "pip install chainer 'numpy<2' runs this"}
 """Packages that the extra `dev` does not bring along."""
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -26,12 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("backend", ["torch", "jax", pytest.param("tensorflow", marks=WITH_TENSORFLOW)])
 def test_fit_under_a_rule(backend: str, tmp_path: Path) -> None:
-    around = {
-        **os.environ,
-        "KERAS_BACKEND": backend,
-        "PYTHONPATH": python_path(ROOT),
-        "OMP_NUM_THREADS": "1",
-    }
+    around = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.doors.adapters.keras_program", str(tmp_path)]
     said = subprocess.run(command, env=around, cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert said.returncode == 0, said.stderr[-3000:]

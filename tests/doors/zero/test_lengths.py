@@ -124,8 +124,7 @@ EVEN = [kind for kind, (_, _, batches) in LENGTHS.items() if len(set(batches)) =
 
 
 @pytest.mark.parametrize(
-    ("kind", "rule"),
-    [*each_value_fast(list(LENGTHS), BLOCKS), *rest_is_full([(kind, "sync") for kind in EVEN], 2)],
+    ("kind", "rule"), [*each_value_fast(list(LENGTHS), BLOCKS), *rest_is_full([(kind, "sync") for kind in EVEN], 2)]
 )
 def test_the_last_batch_is_known_by_the_length_on_each_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, rule: str

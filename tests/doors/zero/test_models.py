@@ -221,10 +221,7 @@ def test_a_checkpoint_leaves_each_worker_its_own_parameters(
 
 # -- moving averages of the program's own ---------------------------------------------------------
 
-AVERAGES = {
-    "in place": ("a.lerp_(p, 0.1)", 1),
-    "behind .data": ("a.data.mul_(0.9).add_(p.data, alpha=0.1)", 2),
-}
+AVERAGES = {"in place": ("a.lerp_(p, 0.1)", 1), "behind .data": ("a.data.mul_(0.9).add_(p.data, alpha=0.1)", 2)}
 """What updates an average, and after how many passes the message can be there."""
 NAMED = "moving average of the model that the program makes"
 

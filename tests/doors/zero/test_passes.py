@@ -66,8 +66,7 @@ for epoch in range(3):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[pytest.mark.processes] if kind == "processes" else []) for kind in LOADERS],
+    "kind", [pytest.param(kind, marks=[pytest.mark.processes] if kind == "processes" else []) for kind in LOADERS]
 )
 @pytest.mark.parametrize("again", [False, True])
 def test_a_loop_without_train_is_split_in_every_epoch(start: Start, kind: str, again: bool) -> None:

@@ -55,11 +55,7 @@ EVALUATION = """
 
 
 def run_program(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    source: str,
-    workers: int = 2,
-    rule: str = "averaging(period=2)",
+    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, workers: int = 2, rule: str = "averaging(period=2)"
 ) -> list[dict[str, Any]]:
     """The global names of a program, of each worker, in rank order."""
     script = folder / "train.py"

@@ -120,10 +120,7 @@ def test_what_cannot_be_a_workers_own_is_refused(
 
 def test_an_exchange_inside_an_import_is_refused(script: Write, capsys: pytest.CaptureFixture[str]) -> None:
     """The module is locked while it is imported: the next worker would wait for ever."""
-    script(
-        "from paceline.communication import virtual\nvirtual.current().barrier()\n",
-        "trains_at_import_9.py",
-    )
+    script("from paceline.communication import virtual\nvirtual.current().barrier()\n", "trains_at_import_9.py")
     assert run(script("import trains_at_import_9\n")) == 1
     assert "while the module trains_at_import_9 is being imported" in capsys.readouterr().err
 

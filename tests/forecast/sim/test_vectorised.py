@@ -97,13 +97,7 @@ def test_stacked_workers_end_where_virtual_ones_do(rule: str, make: Make) -> Non
     model = make_net()
     start = [p.detach().clone() for p in model.parameters()]
     stacked = simulate_stacked(
-        model,
-        loss_of,
-        make(model.parameters()),
-        rule,
-        zip(*batches(), strict=True),
-        rate=falling,
-        largest_gradient=0.5,
+        model, loss_of, make(model.parameters()), rule, zip(*batches(), strict=True), rate=falling, largest_gradient=0.5
     )
     parameters, losses = plain(rule, make, 0.5, True)
     assert stacked.losses.shape == (STEPS, N)

@@ -348,15 +348,7 @@ def test_a_statistic_that_is_not_finite_is_refused() -> None:
     model, (x, y) = conv(Centred()), batches()
     x[2, 1] = 3e38
     with pytest.raises(NonFiniteError, match="worker 1 after step 4"):
-        simulate_stacked(
-            model,
-            loss_of,
-            sgd(
-                model.parameters(),
-            ),
-            "averaging(period=4)",
-            zip(x, y, strict=True),
-        )
+        simulate_stacked(model, loss_of, sgd(model.parameters()), "averaging(period=4)", zip(x, y, strict=True))
 
 
 def test_a_number_of_workers_that_grows_takes_the_statistics_along() -> None:

@@ -14,12 +14,7 @@ from paceline.core.world import World
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.topology.flat import Flat
 from paceline.update.engine.blocks.fragment import FragmentState, LocalOptimizers
-from paceline.update.engine.blocks.outer_state import (
-    BlockNumbers,
-    OuterStateChunk,
-    cut_states,
-    measure,
-)
+from paceline.update.engine.blocks.outer_state import BlockNumbers, OuterStateChunk, cut_states, measure
 from paceline.update.exchange.exchanger import Exchanger
 
 SIZES = [BLOCK_ELEMENTS_CPU * 5 + 1, 3, BLOCK_ELEMENTS_CPU * 4 + 17]

@@ -16,12 +16,7 @@ from torch import nn
 
 import paceline
 from paceline.communication.base import BLOCK
-from paceline.update.exchange.exchanger import (
-    NO_PAYLOAD,
-    ExchangeHeader,
-    ExchangeSummary,
-    with_outliers_dropped,
-)
+from paceline.update.exchange.exchanger import NO_PAYLOAD, ExchangeHeader, ExchangeSummary, with_outliers_dropped
 from paceline.update.exchange.outliers import FAR, LEAST, Guard, Norms, farthest, make_guard, outliers
 from tests.helpers import simulate
 

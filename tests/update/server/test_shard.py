@@ -13,16 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.rules.outer import (
-    AdaDelay,
-    Arrival,
-    DelayCompensated,
-    Elastic,
-    Share,
-    StalenessAware,
-    Sum,
-    TunedMomentum,
-)
+from paceline.rules.outer import AdaDelay, Arrival, DelayCompensated, Elastic, Share, StalenessAware, Sum, TunedMomentum
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
 from paceline.update.server.shard import (

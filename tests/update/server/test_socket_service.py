@@ -241,11 +241,7 @@ def test_between_hosts_that_have_addresses_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # test_workers_are_killed_until_a_replica_is_gone kills more
 @pytest.mark.parametrize(
-    ("rule", "kind", "victim"),
-    [
-        ("asgd", "adam", 0),
-        pytest.param("easgd(period=4)", "sgd", 2, marks=pytest.mark.slow),
-    ],
+    ("rule", "kind", "victim"), [("asgd", "adam", 0), pytest.param("easgd(period=4)", "sgd", 2, marks=pytest.mark.slow)]
 )
 def test_a_killed_worker_is_gone_and_the_others_go_on(rule: str, kind: str, victim: int, tmp_path: Path) -> None:
     """Its slices go to the next in rank order, with what the optimizer has kept; nobody waits for the deadline."""

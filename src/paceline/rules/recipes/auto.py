@@ -25,7 +25,7 @@ def auto(
     first: int = 4,
     longest: int = 64,
     probe: int = 10,
-    sync_rate: float = 0.5,
+    sync_rate: float | None = None,
     overlap: int | None = None,
     codec: str | None = None,
     **options: Unpack[PacedOptions],
@@ -39,7 +39,7 @@ def auto(
     times as long, or a third, for a minute, the workers choose the period and the overlap again.
 
     Where gradients cannot be exchanged (`step(closure)`, several optimizers, a GradScaler, elastic runs, arrays of
-    other libraries), and among virtual workers without a clock, it begins with blocks.
+    other libraries), it begins with blocks. Among virtual workers without a clock exchanges take no time.
 
     Bytes: in blocks 2 (N-1)/N * 4 P a block from each worker, and as much again for each of Adam's moments; in
     synchronous steps that of P a step.
@@ -49,7 +49,7 @@ def auto(
         first: minibatches of the first blocks, and of the shortest ones.
         longest: minibatches of the longest blocks, whatever time exchanges then take.
         probe: synchronous steps that are timed before the choice; 0 begins with blocks and chooses the period only.
-        sync_rate: s, where synchronous steps have N^s times the learning rate of one worker; 0 leaves the rate.
+        sync_rate: s of synchronous steps (:mod:`paceline.tuning.sync_scaling`); None is by the optimizer, 0 leaves it.
         overlap: minibatches that are made while an exchange is under way; None chooses, and begins with 0.
         codec: how the delta is written; None chooses among dense, bf16, int8 and e3m0, and begins with dense.
         warmup: synchronous steps before the choice, if more than `probe`.

@@ -25,18 +25,18 @@ class Probe:
         steps: of the probe; in the first half gradients are exchanged after the backward pass, then during it.
         codec: whether the codec is chosen, too.
         overlap: whether the overlap is chosen, too.
-        rate: s, where synchronous steps have N^s times the learning rate of one worker.
+        rate: s, where synchronous steps have N^s times the learning rate of one worker; None follows the optimizer.
     """
 
     steps: int = 10
     codec: bool = True
     overlap: bool = True
-    rate: float = 0.5
+    rate: float | None = None
 
     def __post_init__(self) -> None:
         fits = is_whole(self.steps) and self.steps >= LEAST_PROBE
         check(fits, "probe", f"0 (begin with blocks) or a whole number of steps, at least {LEAST_PROBE}", self.steps)
-        fits = is_number(self.rate) and 0 <= self.rate <= 1
+        fits = self.rate is None or (is_number(self.rate) and 0 <= self.rate <= 1)
         check(fits, "sync_rate", "a number from 0 to 1, the exponent of N", self.rate)
 
 

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer of one worker in synchronous steps of N: its learning rate, its warm-up and its memory.
+
+    rate_N  = N^s min(1, t / W) rate                    s = 1 for SGD, 1/2 for others, W = 64
+    beta1_N = beta1^(N^(1/3)),  beta2_N = beta2^N       of Adam and AdamW
+
+A run of N workers has 1/N of the steps. So what an optimizer counts in steps is adapted: Adam's second moment spans as
+many samples as alone, the first one fewer steps, and the rate takes W steps t to rise (records/2026-11-29_everyday).
+
+Source: linear scaling with a warm-up for SGD, Goyal et al., arXiv 1706.02677; the root for Adam, Malladi et al., arXiv
+2205.10287; beta2 by samples, Marek et al., arXiv 2507.07101. The exponent of beta1, and W, are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch.optim import SGD, Optimizer
+
+from paceline.core.optimizer_state import is_adam
+
+WARMUP = 64
+"""W."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class SyncScaling:
+    """Of N `workers`; `exponent` is s, None for 1 with SGD and 1/2 with other optimizers."""
+
+    def __init__(self, workers: int, exponent: float | None = None) -> None:
+        self._workers, self._exponent = workers, exponent
+
+    def highest(self, optimizer: Optimizer) -> float:
+        """N^s."""
+        usual = 1.0 if isinstance(optimizer, SGD) else 0.5
+        return float(self._workers ** (usual if self._exponent is None else self._exponent))
+
+    def rate(self, optimizer: Optimizer, step: int) -> float:
+        """The factor of the rate at step t, from 1."""
+        return self.highest(optimizer) * min(1.0, step / WARMUP)
+
+    def betas(self, optimizer: Optimizer, betas: Any) -> Any:
+        """For one worker's betas those of a step; the same where they are not adapted."""
+        if not is_adam(optimizer) or not all(isinstance(beta, float) for beta in betas):
+            return betas
+        return betas[0] ** (self._workers ** (1 / 3)), betas[1] ** self._workers
+
+    def take_over(self, groups: Iterable[tuple[Optimizer, dict[str, Any]]]) -> None:
+        """After steps with one worker's betas: keep the moments' means, for which Adam divides them by 1 - beta^t."""
+        for optimizer, group in groups:
+            own = group.get("betas", ())
+            for state in (optimizer.state.get(one, {}) for one in group["params"] if is_adam(optimizer)):
+                step = float(state.get("step", 0))
+                for before, after, key in zip(own, self.betas(optimizer, own), MOMENTS, strict=True) if step else ():
+                    state[key].mul_((1 - after**step) / (1 - before**step))
