@@ -48,7 +48,8 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 def train(options: argparse.Namespace, row: Row) -> float:
     """The held-out loss, from the folder if it is there."""
     program, workers, rule, rate, seed = row
-    kept = options.out / f"{program}-{workers}-{rule}-{rate}-{seed}.json"
+    minibatches = options.minibatches or MINIBATCHES[program]
+    kept = options.out / f"{program}-{minibatches}-{workers}-{rule}-{rate}-{seed}.json"
     if not kept.exists():
         log = options.out / f"log-{os.getpid()}-{kept.stem}"
         command = [sys.executable, "-m", "paceline", "sim", "--quiet", "--workers", str(workers), "--rule", rule]
@@ -57,7 +58,7 @@ def train(options: argparse.Namespace, row: Row) -> float:
             str(PROGRAMS / f"{program}.py"),
             str(seed),
             str(rate),
-            str(options.minibatches or MINIBATCHES[program]),
+            str(minibatches),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "EVERYDAY_DATA": str(options.out / "data")}
         done = subprocess.run([*command, *given], capture_output=True, text=True, env=environment)

@@ -16,11 +16,13 @@ def adam() -> tuple[torch.Tensor, torch.optim.Optimizer]:
     return parameter, torch.optim.AdamW([parameter], lr=0.1, betas=(0.9, 0.99), weight_decay=0.0)
 
 
-def test_rates_rise_to_n_for_sgd_and_to_its_root_for_others() -> None:
+def test_rates_rise_to_n_for_sgd_with_momentum_and_to_its_root_for_others() -> None:
     sgd = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
     scaling, (_, other) = SyncScaling(4), adam()
     assert [scaling.rate(sgd, step) for step in (1, WARMUP, 10 * WARMUP)] == [4 / WARMUP, 4, 4]
     assert [scaling.rate(other, step) for step in (1, WARMUP, 10 * WARMUP)] == [2 / WARMUP, 2, 2]
+    plain = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    assert [SyncScaling(n).highest(plain) for n in (4, 1024)] == [2, 16] and SyncScaling(64).highest(sgd) == 16
     assert SyncScaling(4, 0.0).rate(sgd, WARMUP) == 1
 
 
@@ -92,4 +94,4 @@ def test_virtual_workers_without_a_clock_make_synchronous_steps_where_gradients_
 
     for lockstep, rates in paceline.simulate(program, 4):
         assert lockstep != closes
-        assert rates == pytest.approx([0.1 * 4**0.29] * 2 if closes else [0.4 * 14 / WARMUP, 0.4 * 15 / WARMUP])
+        assert rates == pytest.approx([0.1 * 4**0.29] * 2 if closes else [0.2 * 14 / WARMUP, 0.2 * 15 / WARMUP])
