@@ -23,7 +23,6 @@ from paceline.core.optimizer_state import is_adam
 
 WARMUP = 64
 """W."""
-HIGHEST = 16
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -38,7 +37,7 @@ class SyncScaling:
         if self._exponent is not None:
             return float(self._workers**self._exponent)
         linear = isinstance(optimizer, SGD) and any(group["momentum"] for group in optimizer.param_groups)
-        return float(min(self._workers ** (1.0 if linear else 0.5), HIGHEST))
+        return float(min(self._workers ** (1.0 if linear else 0.5), 16))
 
     def rate(self, optimizer: Optimizer, step: int) -> float:
         """The factor of the rate at step t, from 1."""
