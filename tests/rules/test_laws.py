@@ -110,7 +110,7 @@ ROWS = [
     Case("averaging(period=3, overlap=1, warmup=4, local_state='average', codec='one_bit')"),
     Case("streaming_diloco(period=4, overlap=2, fragments=3)", adam),
     Case("streaming_diloco(period=3, overlap=3, fragments=2, mixing=None, warmup=2)", adam),
-    Case("auto(first=3)", adam),
+    Case("auto(first=3, probe=0)", adam),
     Case("bmuf(period=3, ema=0.6)"),
     Case("bmuf_adam(period=3, gain='paper')", adam),
     Case("diloco(period=3, ramp=2)"),
