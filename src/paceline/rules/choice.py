@@ -16,8 +16,7 @@ block's over those of gradients, which depend on the model alone; F is the numbe
 Losses of quality, from records/2026-11-21_codecs and records/2026-11-22_blocks (8 workers): bf16 0.0 %, int8 -0.1 %,
 e3m0 +0.7 % of dense; a period of 8 +0.6 % and of 64 +4.0 % of period 1. So bf16 comes before periods above `first`, and
 codecs of 8 and 4 bits come where bf16 does not fit periods up to `GOOD` times that. A codec that saves less than a
-third of the bytes of the one before is no candidate. That is all of them for Adam, whose moments, two thirds of what is
-sent, are always dense; and for small models, whose exchanges take the same time whatever they send.
+third of the bytes of the one before is no candidate: none is for Adam, whose moments are dense, nor for small models.
 
 Where the length of a pass is known, the period leaves `BLOCKS` blocks in it, or in ten passes where shorter blocks
 would wait for exchanges.
@@ -86,7 +85,8 @@ class Measured:
 
     @property
     def words(self) -> str:
-        return f"takes {in_seconds(self.exchange_s)} beside {in_seconds(self.step_s)} of computing"
+        timed = f"takes {in_seconds(self.exchange_s)} beside {in_seconds(self.step_s)} of computing"
+        return timed if self.exchange_s else "takes no time among virtual workers"
 
 
 @dataclass(frozen=True)
