@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def train(options: argparse.Namespace, row: Row) -> float:
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "EVERYDAY_DATA": str(options.out / "data")}
         done = subprocess.run([*command, *given], capture_output=True, text=True, env=environment)
-        subprocess.run(["rm", "-rf", str(log)], check=True)
+        shutil.rmtree(log, ignore_errors=True)
         found = LOSS.search(done.stdout)
         if done.returncode or found is None:
             raise SystemExit(f"{row} failed: {done.stderr[-2000:]}")

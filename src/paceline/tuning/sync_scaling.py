@@ -19,11 +19,9 @@ from typing import Any
 
 from torch.optim import SGD, Optimizer
 
-from paceline.core.optimizer_state import is_adam
+from paceline.core.optimizer_state import is_adam, moments, parameter_state, step_count
 
-WARMUP = 64
-"""W."""
-MOMENTS = ("exp_avg", "exp_avg_sq")
+WARMUP = 64  # W
 
 
 class SyncScaling:
@@ -53,7 +51,8 @@ class SyncScaling:
         """After steps with one worker's betas: keep the moments' means, for which Adam divides them by 1 - beta^t."""
         for optimizer, group in groups:
             own = group.get("betas", ())
-            for state in (optimizer.state.get(one, {}) for one in group["params"] if is_adam(optimizer)):
-                step = float(state.get("step", 0))
-                for before, after, key in zip(own, self.betas(optimizer, own), MOMENTS, strict=True) if step else ():
-                    state[key].mul_((1 - after**step) / (1 - before**step))
+            for one in group["params"] if is_adam(optimizer) else ():
+                step = step_count(optimizer, [one])
+                for before, after, moment in zip(own, self.betas(optimizer, own), moments(optimizer), strict=True):
+                    if step and (state := parameter_state(optimizer, one, moment.key)) is not None:
+                        state.mul_((1 - after**step) / (1 - before**step))

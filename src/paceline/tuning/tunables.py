@@ -67,7 +67,7 @@ class Rates:
         """The groups in the order of their numbers; read each time, because loading a state replaces them."""
         return [(optimizer, group) for optimizer in self._optimizers for group in optimizer.param_groups]
 
-    def scale_all(self, factor: float, sync: SyncScaling | None = None, steps: Callable[[], int] = lambda: 0) -> None:
+    def scale_all(self, factor: float, sync: SyncScaling | None, steps: Callable[[], int]) -> None:
         """Give all groups a common factor; in the middle of a step it holds for that step already. `steps` returns how
         many the run has made."""
         self.common, self.sync, self._steps = factor, sync, steps
