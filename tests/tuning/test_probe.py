@@ -82,6 +82,19 @@ def test_synchronous_steps_have_a_higher_rate() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rule", "again"),
+    [("auto(sync_rate=0)", "sync()"), ("auto(reproducible=True)", "auto(reproducible=True, share=0.99)")],
+)
+def test_the_line_on_synchronous_steps_says_how_to_repeat_them(
+    rule: str, again: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        outs = go(rule, optimizer=adam)
+    assert f'To repeat: --rule "{again}"' in caplog.text
+    assert_same(outs, go(again, optimizer=adam))
+
+
+@pytest.mark.parametrize(
     ("rule", "steps", "factor"),
     [("auto", PROBE, 2**0.29), ("auto(rate_exponent=1)", PROBE, 2.0), ("auto(probe=0)", 0, 2**0.29)],
 )

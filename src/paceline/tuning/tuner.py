@@ -22,7 +22,7 @@ from paceline.core.world import World
 from paceline.errors import PacelineError, RuleError, UnsupportedError
 from paceline.observe.event_log import log_name
 from paceline.rules.choice import COSTS, Choice, in_short, named
-from paceline.rules.rule import Rule
+from paceline.rules.rule import RecipeCall, Rule
 from paceline.tuning.names import Changes, flat
 from paceline.tuning.period_controller import PeriodController
 from paceline.tuning.request_files import RequestFiles, TuneRequest
@@ -62,7 +62,7 @@ class MeasuredChoices:
         self._place: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     def place(self, place: Callable[[], tuple[int, int]]) -> None:
-        """The run is built; see `stepped`."""
+        """The run is built; `place` returns (exchanged blocks, minibatches of this worker)."""
         self._place = place
 
     def begin(self) -> None:
@@ -77,12 +77,12 @@ class MeasuredChoices:
         """Whether it is time to gather the measurements."""
         return any(one is not None and one.due for one in (self.period_controller, self.chooser))
 
-    def stepped(self, place: Callable[[], tuple[int, int]]) -> None:
-        """A step was made; `place` returns (exchanged blocks, minibatches of this worker)."""
+    def stepped(self) -> None:
+        """A step was made."""
         if self.period_controller is not None:
-            self.period_controller.stepped(*place())
+            self.period_controller.stepped(*self._place())
         if self.chooser is not None:
-            self.chooser.stepped(place()[1])
+            self.chooser.stepped(self._place()[1])
 
     def measurements(self) -> Any:
         """This worker's measurements as JSON values; None before there are enough."""
@@ -146,10 +146,11 @@ class MeasuredChoices:
 
     def line(self, why: str) -> str:
         """What the user sees of a choice."""
-        rule = self._tunables.rule
-        if rule.schedule.exchanges_blocks:
-            return f'auto: {in_short(rule, self._kind)}: {why}. To repeat: --rule "{self.text}"'
-        return f'auto: sync{self.rate}: {why}. To repeat: --rule "auto(share=1)"'
+        rule, again, chooser = self._tunables.rule, self.text, self.chooser
+        if chooser is not None and chooser.scaling is not None:
+            again = replace(chooser.asked, name=RecipeCall("auto", {**chooser.asked.arguments, "share": 0.99})).text()
+        rate = "" if rule.schedule.exchanges_blocks else self.rate
+        return f'auto: {in_short(rule, self._kind)}{rate}: {why}. To repeat: --rule "{again}"'
 
     @property
     def rate(self) -> str:
@@ -302,7 +303,7 @@ class Tuner:
         """After every step: time it, and at most once a second look for request files."""
         measured = self.measured
         if measured.period_controller is not None or measured.chooser is not None:
-            measured.stepped(self.place)
+            measured.stepped()
         if self._request_files.folder is None:
             return
         for request in self._request_files.look(now):
