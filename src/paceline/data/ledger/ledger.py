@@ -287,21 +287,17 @@ class Ledger:
 
     def give_back(self, worker: int, marks: Iterable[Sequence[int]]) -> None:
         """`worker` returns these places of its leases."""
-        for loader, epoch, begin, end in marks:
-            ledger = self.epochs.get(loader, epoch)
-            if ledger is not None and worker in ledger.leased:
-                for low, high in ledger.leased[worker].within(begin, end):
-                    ledger.release(worker, low, high)
-                    ledger.free.add(low, high)
+        self.move(worker, None, marks)
 
-    def move(self, worker: int, other: int, marks: Iterable[Sequence[int]]) -> None:
-        """What `worker` holds of these places is leased to `other` from now on."""
+    def move(self, worker: int, other: int | None, marks: Iterable[Sequence[int]]) -> None:
+        """What `worker` holds of these places is leased to `other` from now on; free where that is None."""
         for loader, epoch, begin, end in marks:
             ledger = self.epochs.get(loader, epoch)
             if ledger is not None and worker in ledger.leased:
                 for low, high in ledger.leased[worker].within(begin, end):
                     ledger.release(worker, low, high)
-                    ledger.leased.setdefault(other, Ranges()).add(low, high)
+                    to = ledger.free if other is None else ledger.leased.setdefault(other, Ranges())
+                    to.add(low, high)
 
     def leave_early(self, worker: int, loader: int, epoch: int, marks: Iterable[Sequence[int]]) -> None:
         """`worker`'s program ends its pass before the epoch is over."""
@@ -439,15 +435,8 @@ class Ledger:
     def state(self, now: float = 0.0, workers: bool = True) -> dict[str, Any]:
         """State for a checkpoint or replica, as JSON values; without `workers`, none has leases or a speed."""
         places = [[loader, rank, epoch] for (loader, rank), epoch in self._at.items()]
-        epochs = self.epochs.state(workers)
-        return {
-            "books": epochs["books"],
-            "closed": epochs["closed"],
-            "at": places,
-            "expected": epochs["expected"],
-            "speeds": self.speeds.state() if workers else [],
-            "now": now,
-        }
+        speeds = self.speeds.state() if workers else []
+        return {**self.epochs.state(workers), "at": places, "speeds": speeds, "now": now}
 
     def load(self, state: dict[str, Any], now: float = 0.0) -> None:
         """Restore `state`; `now` may come from another clock."""
