@@ -154,7 +154,8 @@ def test_an_error_stands_in_the_place_of_its_batch() -> None:
     except KeyError:
         packer.add_error(ExceptionWrapper(where="there"))
     packer.add(torch.zeros(1))
-    ipc_batch = arrived(packer.took(2.0))
+    packer.made_s = 2.0
+    ipc_batch = arrived(packer)
     assert ipc_batch.made_s == 2.0 and len(ipc_batch) == 3
     assert ipc_batch.batch(0).item() == 1 and ipc_batch.batch(2).item() == 0
     with pytest.raises(KeyError, match=r"(?s)there.*gone"):

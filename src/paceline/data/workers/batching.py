@@ -59,7 +59,12 @@ class IpcBatch:
         """The `index`-th batch; if making or pinning it failed, raises the error of the bare `DataLoader`."""
         item = self.items[index]
         if isinstance(item, ExceptionWrapper):
-            _reraise(item)
+            try:
+                item.reraise()  # type: ignore[no-untyped-call]
+            except BaseException as error:
+                # The traceback is a reference cycle, which would keep all callers and the loader processes alive until
+                # the next garbage collection.
+                raise error.with_traceback(None)  # noqa: B904
         return item
 
     def pin_memory(self) -> IpcBatch:
@@ -78,20 +83,11 @@ def _pinned(item: Any) -> Any:
         return ExceptionWrapper(where="in pin memory thread")  # type: ignore[no-untyped-call]
 
 
-def _reraise(wrapped: ExceptionWrapper) -> None:
-    try:
-        wrapped.reraise()  # type: ignore[no-untyped-call]
-    except BaseException as error:
-        # The traceback is a reference cycle, which would keep all callers and the loader processes alive until the
-        # next garbage collection.
-        raise error.with_traceback(None)  # noqa: B904
-
-
 class Packer:
     """Packs the batches of one block, in a loader process; it arrives as an :class:`IpcBatch`."""
 
     def __init__(self) -> None:
-        self.nbytes, self.made_s = 0, 0.0
+        self.nbytes, self.made_s = 0, 0.0  # of all batches, and the seconds that making them took
         self._items: list[bytes | ExceptionWrapper] = []
 
     def __len__(self) -> int:
@@ -112,11 +108,6 @@ class Packer:
     def add_error(self, error: ExceptionWrapper) -> None:
         """Add an error in place of its batch."""
         self._items.append(error)
-
-    def took(self, made_s: float) -> Packer:
-        """Making these batches took so many seconds."""
-        self.made_s = made_s
-        return self
 
     def __reduce__(self) -> Any:
         return _arrived, (self._items, self.nbytes, self.made_s)
@@ -256,16 +247,12 @@ class OrderedBatches:
     def __next__(self) -> Any:
         while self._ipc_batch is None or self._index == len(self._ipc_batch):
             self._ipc_batch = None  # its memory is free before more comes
-            self._ipc_batch, self._index = self._following(), 0
+            while self._number not in self._early:  # the block that begins with the next request
+                self._receive()
+            self._ipc_batch, self._index = self._early.pop(self._number), 0
         index = self._index
         self._index, self._number, self._handed_out = index + 1, self._number + 1, self._handed_out + 1
         return self._ipc_batch.batch(index)
-
-    def _following(self) -> IpcBatch:
-        """The block that begins with the next request; receives until it is there."""
-        while self._number not in self._early:
-            self._receive()
-        return self._early.pop(self._number)
 
     def _receive(self) -> None:
         try:

@@ -70,17 +70,13 @@ class Seeds:
         if self._watching:
             self._watching = _state() == self._before
             return not self._watching
-        if self._probes:
-            self._probe()
+        if self._probes:  # only watch, once several blocks drew nothing after their last seed
+            now = _state()
+            rng.seed_all(self._last)
+            untouched = _state() == now
+            self._probes = self._probes - 1 if untouched else 0
+            self._watching = untouched and self._probes == 0
         return False
-
-    def _probe(self) -> None:
-        """Only watch, once several blocks drew nothing after their last seed."""
-        now = _state()
-        rng.seed_all(self._last)
-        untouched = _state() == now
-        self._probes = self._probes - 1 if untouched else 0
-        self._watching = untouched and self._probes == 0
 
 
 def _state() -> tuple[Any, ...]:
@@ -211,25 +207,21 @@ class _BlockDataset(Dataset[Any]):
         packer = self._pack(block)
         if self._seeds.must_repeat():
             packer = self._pack(block)
-        return packer.took(time.monotonic() - began)
+        packer.made_s = time.monotonic() - began
+        return packer
 
     def _pack(self, block: list[BatchRequest]) -> Packer:
         packer, began = Packer(), time.monotonic()
         for request in block:
             try:
                 packer.add(self._fetcher.seeded(request, self._seeds))
-            except Exception:
-                packer.add_error(_caught())
+            except Exception:  # sent as a `DataLoader` does
+                info = get_worker_info()
+                where = f"in DataLoader worker process {info.id if info is not None else 0}"
+                packer.add_error(ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
             if packer.nbytes >= BLOCK_BYTES or time.monotonic() - began > BLOCK_S:
                 break
         return packer
-
-
-def _caught() -> ExceptionWrapper:
-    """The current exception, as a `DataLoader` sends it."""
-    info = get_worker_info()
-    where = f"in DataLoader worker process {info.id if info is not None else 0}"
-    return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
 
 
 class ProcessInit:
