@@ -59,16 +59,12 @@ class MeasuredChoices:
         self._tunables, self.chooser, self._unprobed = tunables, chooser, unprobed
         self._period_controller_for, self._kind = period_controller_for, kind
         self.period_controller: PeriodController | None = None
-        self._place: Callable[[], tuple[int, int]] = lambda: (0, 0)
-
-    def place(self, place: Callable[[], tuple[int, int]]) -> None:
-        """The run is built; `place` returns (exchanged blocks, minibatches of this worker)."""
-        self._place = place
+        self.place: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Returns (exchanged blocks, minibatches of this worker) at present."""
 
     def begin(self) -> None:
         """The run exchanges: take the rates of its workers, and control the period where no probe comes first."""
-        self.follow_workers(probing := self.probing)
-        self.period_controller = None if probing else self._controller(self._tunables.rule)
+        self._use(self._tunables.rule)
 
     # -- measuring --------------------------------------------------------------------------------
 
@@ -80,9 +76,9 @@ class MeasuredChoices:
     def stepped(self) -> None:
         """A step was made."""
         if self.period_controller is not None:
-            self.period_controller.stepped(*self._place())
+            self.period_controller.stepped(*self.place())
         if self.chooser is not None:
-            self.chooser.stepped(self._place()[1])
+            self.chooser.stepped(self.place()[1])
 
     def measurements(self) -> Any:
         """This worker's measurements as JSON values; None before there are enough."""
@@ -116,10 +112,10 @@ class MeasuredChoices:
         """Whether a probe ended before this step, which exchanges no gradients."""
         return self.chooser is not None and self.chooser.pending and self.chooser.gave_up
 
-    def end_probe(self, why: str, steps: int) -> None:
-        """Choose blocks without further times after `steps` steps, because gradients cannot be exchanged."""
+    def end_probe(self, why: str) -> None:
+        """Choose blocks without further times, because gradients cannot be exchanged."""
         if self.chooser is not None and self.probing:
-            self.chooser.give_up(why, steps)
+            self.chooser.give_up(why, self.place()[1])
 
     def rule_of(self, saved: dict[str, Any] | None) -> Rule:
         """The rule under which a checkpoint was made, with its choice."""
@@ -132,7 +128,7 @@ class MeasuredChoices:
             return None
         before = self._tunables.rule
         chooser.pending = False
-        self._use(chooser)
+        self._use(chooser.rule)
         if (sync := self._tunables.rates.sync) is not None:
             sync.take_over(self._tunables.rates.groups())
         if self._tunables.rule.schedule.exchanges_blocks:
@@ -183,43 +179,35 @@ class MeasuredChoices:
             if self.period_controller is not None:
                 self.period_controller.held = True
 
-    def _use(self, chooser: RuleChooser) -> None:
-        """Continue with the chooser's present rule."""
-        self._tunables.rule = chooser.rule
-        self.follow_workers(chooser.probing)
-        self.period_controller = None if chooser.probing else self._controller(chooser.rule)
-
-    def _controller(self, rule: Rule) -> PeriodController | None:
-        make = self._period_controller_for
-        choice = self.chooser.choice if self.chooser is not None else None
+    def _use(self, rule: Rule) -> None:
+        """Continue with this rule."""
+        self._tunables.rule = rule
+        self.follow_workers()
+        make, choice = self._period_controller_for, self.chooser.choice if self.chooser is not None else None
+        controlled = make is not None and rule.schedule.follows_times and not self.probing
         timed = choice is not None and not choice.blind
-        return make(rule, timed) if make is not None and rule.schedule.follows_times else None
+        self.period_controller = make(rule, timed) if make is not None and controlled else None
 
-    def follow_workers(self, probing: bool) -> None:
+    def follow_workers(self) -> None:
         """Give the local learning rates the factor that the rule has for this number of workers, none in a probe."""
         tunables, chooser = self._tunables, self.chooser
         sync = chooser.scaling if chooser is not None else None
-        factor = 1.0 if probing else tunables.rule.rate_factor(tunables.workers)
-        tunables.rates.scale_all(factor, sync, lambda: self._place()[1])
+        factor = 1.0 if self.probing else tunables.rule.rate_factor(tunables.workers)
+        tunables.rates.scale_all(factor, sync, lambda: self.place()[1])
 
     # -- checkpoints ------------------------------------------------------------------------------
 
-    def load_choice(self, state: dict[str, Any], same: bool, steps: int) -> dict[str, Any]:
-        """Continue with the saved choice, or begin the probe on another number of workers; the numbers to load.
-
-        Args:
-            state: of the tuner.
-            same: whether it is this worker's own.
-            steps: this worker's.
-        """
-        saved, chooser = state.get("choice"), self.chooser
+    def load_choice(self, state: dict[str, Any], same: bool) -> dict[str, Any]:
+        """Continue with the choice in the tuner's `state`, or begin the probe on another number of workers; the numbers
+        to load. `same`: whether the state is this worker's own."""
+        saved, chooser, steps = state.get("choice"), self.chooser, self.place()[1]
         knobs: dict[str, Any] = state["knobs"]
         if chooser is not None:
             if same or state.get("pace") is not None or (saved is not None and saved["choice"] is not None):
                 chooser.load(saved, steps)
             else:
                 chooser.renew(steps)
-            self._use(chooser)
+            self._use(chooser.rule)
         if saved is not None:  # before 2026-11-29 the factors had that of the number of workers
             factors = [[number, one / float(saved.get("factor", 1.0))] for number, one in knobs["factors"]]
             knobs = {"rule": knobs["rule"] if same or chooser is not None else None, "factors": factors}
@@ -258,8 +246,6 @@ class Tuner:
     ) -> None:
         self.tunables, self._world, self._request_files = tunables, world, request_files
         self._note, self._each = note, each
-        self.place: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Returns (exchanged blocks, minibatches of this worker) at present."""
         self.follow: Callable[[Rule], None] = lambda rule: None
         """Called with the rule after a change that waits for no exchange."""
         self.measured = measured if measured is not None else MeasuredChoices(tunables)
@@ -274,8 +260,7 @@ class Tuner:
 
     def begin(self, place: Callable[[], tuple[int, int]], follow: Callable[[Rule], None] | None) -> None:
         """The run is built; `place` returns (exchanged blocks, minibatches of this worker)."""
-        self.place, self.follow = place, follow or self.follow
-        self.measured.place(place)
+        self.measured.place, self.follow = place, follow or self.follow
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -314,7 +299,10 @@ class Tuner:
         if request.refused:
             self._refuse(request, request.refused)
         elif self._each or self._world.size == 1:
-            self._now(request)
+            before = self.rule
+            self._make(request)
+            if self.rule is not before:
+                self.follow(self.rule)
         else:
             self._asked.append(request)
         return request
@@ -373,7 +361,7 @@ class Tuner:
         """The membership changed; the rule counts each worker of `world`."""
         self._world = world
         self.tunables.workers = world.size
-        self.measured.follow_workers(self.measured.probing)
+        self.measured.follow_workers()
         if self.measured.period_controller is not None:
             self.measured.period_controller.renew()
 
@@ -391,7 +379,7 @@ class Tuner:
 
     def end_probe(self, why: str) -> None:
         """Choose blocks without further times, because gradients cannot be exchanged."""
-        self.measured.end_probe(why, self.place()[1])
+        self.measured.end_probe(why)
 
     def take_choice(self) -> Rule | None:
         """The rule that was chosen, if that has not taken effect yet; it does now."""
@@ -412,7 +400,7 @@ class Tuner:
 
     def _tell_rule(self, why: str, blind: bool = False) -> None:
         """In one line, but for a `blind` choice, which times will change; and in the log."""
-        measured, at = self.measured, self.place()[1]
+        measured, at = self.measured, self.measured.place()[1]
         if self._world.rank == 0 and not blind:
             logger.warning("%s", measured.line(why))
         why = f"auto: {why}{measured.rate}"
@@ -431,12 +419,6 @@ class Tuner:
         for request in decided:
             self._make(request)
 
-    def _now(self, request: TuneRequest) -> None:
-        before = self.rule
-        self._make(request)
-        if self.rule is not before:
-            self.follow(self.rule)
-
     def _make(self, request: TuneRequest) -> None:
         problem = self._problem(request)  # may depend on an earlier request, alike on all workers
         if request.revert and not self._stack:
@@ -444,7 +426,7 @@ class Tuner:
         if problem:
             self._refuse(request, problem)
             return
-        request.block, request.minibatch = self.place()
+        request.block, request.minibatch = self.measured.place()
         if request.revert:
             snapshot = self._stack.pop()
             names = self.tunables.names_in(snapshot)
@@ -512,7 +494,7 @@ class Tuner:
 
     def load(self, state: dict[str, Any], asked: bool = True) -> None:
         """Restore `state`; with `asked`, also its pending requests, else the state is another worker's."""
-        self.tunables.load(self.measured.load_choice(state, asked, self.place()[1]))
+        self.tunables.load(self.measured.load_choice(state, asked))
         self._stack, self._decided = list(state["stack"]), []
         controller = self.measured.period_controller
         if controller is not None and state.get("pace") is not None:
