@@ -70,11 +70,9 @@ class Newbob:
         """
         losses = [float(one) for one in self._run.messages.gather(str(float(loss)))]  # JSON has no nan
         mean = sum(losses) / len(losses)
-        if math.isnan(self.best):
-            self.best = mean
-            return self.done
-        self.count += 1
-        if self.count <= self._keep:
+        first = math.isnan(self.best)
+        self.count += not first
+        if first or self.count <= self._keep:
             self.best = mean
             return self.done
         better = mean < self.best

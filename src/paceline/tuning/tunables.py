@@ -270,15 +270,9 @@ class Tunables:
             return outer
         if len(given) == 3:
             raise RuleError("gain, outer_momentum and outer_lr cannot all change: two of them give the third")
-        if "gain" in given:
-            fields = {"momentum": None, "lr": None, **given}
-        else:  # the other number stays
-            fields = {
-                "momentum": outer.momentum_at(1 << 30, self.workers),
-                "lr": outer.lr_at(1 << 30, self.workers),
-                **given,
-            }
-        outer = replace(outer, **fields)
+        stays = "gain" not in given  # the other number does; else the gain gives it
+        others = {name: self._shown(f"outer_{name}") if stays else None for name in ("momentum", "lr")}
+        outer = replace(outer, **{**others, **given})
         outer.momentum_at(1 << 30, self.workers)  # raises if the gain does not fit the rate
         return outer
 
@@ -325,7 +319,7 @@ class Tunables:
             own = {
                 k: float(self._value(name, k, group)) * (self.rates.of_workers(optimizer) if name == "lr" else 1.0)
                 for k, optimizer, group in groups
-                if not _on_device(group[name])
+                if not (isinstance(group[name], Tensor) and group[name].device.type != "cpu")
             }
             same = len(set(own.values())) == 1
             numbers |= {name: next(iter(own.values()))} if same else {f"{name}/{k}": value for k, value in own.items()}
@@ -345,12 +339,10 @@ class Tunables:
 
     def snapshot(self, changes: Changes) -> dict[str, Any]:
         """What `restore` needs to undo the changes, as JSON values."""
-        snapshot: dict[str, Any] = {
-            "rule": self._rule_state() if changes.keys() & set(OF_RULES) else None,
-            "groups": [],
-        }
-        if snapshot["rule"] is not None and "period" not in changes:
-            snapshot["rule"]["period"] = None  # the period controller may change it meanwhile
+        rule = self._rule_state() if changes.keys() & set(OF_RULES) else None
+        snapshot: dict[str, Any] = {"rule": rule, "groups": []}
+        if rule is not None and "period" not in changes:
+            rule["period"] = None  # the period controller may change it meanwhile
         for name in changes.keys() - set(OF_RULES):
             base, _ = split(name)
             for number, _, group in self._groups(name):
@@ -405,11 +397,6 @@ class Tunables:
         if state["rule"] is not None:
             self._load_rule(state["rule"])
         self.rates.factors = {int(number): float(factor) for number, factor in state["factors"]}
-
-
-def _on_device(value: Any) -> bool:
-    """Whether reading a number would wait for a device."""
-    return isinstance(value, Tensor) and value.device.type != "cpu"
 
 
 def _tunable(group: Group, key: str) -> bool:
