@@ -182,7 +182,6 @@ class FragmentState:
 
     @torch.no_grad()
     def take_snapshot(self) -> None:
-        """Copy the tensors, for an exchange during which the next block computes."""
         for state in self.all:
             state.take_snapshot()
 
@@ -193,13 +192,11 @@ class FragmentState:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore the tensors of the block's start, as far as it is known."""
         for state in self.all:
             state.restore()
 
     @torch.no_grad()
     def capture(self) -> None:
-        """Take the present tensors as the start of the next block."""
         for state in self.all:
             state.capture()
 

@@ -297,9 +297,8 @@ class ParameterState(OuterState):
         # alpha, the local parameters' share when an exchange lands; None keeps the progress made meanwhile
         self._numbers, self._mixing = numbers, rule.payload.mixing
         self._at_once = rule.payload.mixing if numbers.mixes_at_once else None
-        names = rule.merging.tensors
         self.start = self.anchor = fragment.whole(self.device)
-        self.tensors = {name: fragment.zeros(self.device) for name in names}
+        self.tensors = {name: fragment.zeros(self.device) for name in rule.merging.tensors}
         self._parts: dict[tuple[int, int], tuple[Tensor, dict[str, Tensor]]] = {}
         if EMA in self.tensors:  # before the first block the average is the model itself
             self.tensors[EMA].copy_(self.anchor)
@@ -664,7 +663,6 @@ class OuterStateChunk:
 
     @torch.no_grad()
     def fill(self, factor: float) -> Tensor:
-        """This worker's contribution times the factor."""
         factor = self.outer.factor(factor, self._numbers.minibatches if self._numbers is not None else 1)
         packed, self.packed = self.packed, False
         if factor == 0:
@@ -689,12 +687,10 @@ class OuterStateChunk:
         self._each(total, summary, self.outer.apply)
 
     def prepare(self, total: Tensor, summary: ExchangeSummary) -> None:
-        """Apply the mean to the outer state; `move` moves the tensors later."""
         self._each(total, summary, self.outer.prepare)
 
     @torch.no_grad()
     def move(self, made: int) -> None:
-        """Move the tensors, `made` minibatches after their snapshot was taken."""
         for low, high in self._blocks():
             self.outer.move(low, high, made)
 

@@ -114,11 +114,7 @@ class GradientBucket:
         self.fragment, self.lossless = fragment, lossless
         self.reader = GradientReader()
         self.wire = torch.zeros(fragment.numel, dtype=fragment.outer_dtype, device=fragment.device)
-        shapes = [local(tensor).shape for tensor in fragment.tensors]
-        self.layout = Layout.of(
-            shape if math.prod(shape) == slot.numel else (slot.numel,)
-            for shape, slot in zip(shapes, fragment.slots, strict=True)
-        )
+        self.layout = Layout.of(s.shape if math.prod(s.shape) == s.numel else (s.numel,) for s in fragment.slots)
         self.has = [False] * len(fragment.tensors)
         self.missing = [0.0] * len(fragment.tensors)  # the share of the workers without one, if any worker has it
         self.takes_norm = takes_norm  # else a sum finds inf and nan at half the cost
