@@ -8,7 +8,7 @@ from typing import Any
 from devtools.storm.mutants import Plant, _instead, _nothing
 
 from paceline.data.ledger.ledger import Ledger
-from paceline.update.server.durability import Durability, Replicas
+from paceline.update.server.durability import Replicas, UnsafePushes
 from paceline.update.server.ledger_client import PartialPushes, PushedAlone, SocketLedgerClient
 from paceline.update.server.membership import Quorum
 from paceline.update.server.shard import ParameterShard, PushNumbers, ShardServer
@@ -20,6 +20,11 @@ def _applies_again() -> Any:
         return True
 
     return _instead(PushNumbers, "is_new", again)
+
+
+def _forgets_samples() -> Any:
+    is_new = PushNumbers.is_new
+    return _instead(PushNumbers, "is_new", lambda self, sender, number, marks: is_new(self, sender, number, ()))
 
 
 def _safe_at_once() -> Any:
@@ -68,11 +73,11 @@ def _leases_before_reports() -> Any:
 SERVER_MUTANTS: dict[str, Plant] = {
     "a push that is sent again is applied again": _applies_again,
     "a push counts before it is replicated": _safe_at_once,
-    "pushes are not sent again to the heir": lambda: _instead(Durability, "again", lambda *_: []),
+    "pushes are not sent again to the heir": lambda: _instead(UnsafePushes, "again", lambda *_: []),
     "an heir begins without the replica": _empty_handed_heir,
     "an heir has the first replica for ever": _stale_replica,
     "a replica does not say which pushes it holds": _restores_without_numbers,
-    "samples of a push are not remembered": lambda: _instead(PushNumbers, "_cover", lambda *_: True),
+    "samples of a push are not remembered": _forgets_samples,
     "a minority goes on": lambda: _instead(Quorum, "missed", lambda *_: True),
     "a new keeper leases before all have reported": _leases_before_reports,
     "samples that some shards have are leased with others": lambda: _instead(Ledger, "pushed", _nothing),

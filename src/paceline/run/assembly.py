@@ -99,7 +99,7 @@ class RunState:
 
     def global_tensors(self) -> dict[str, Tensor]:
         """Name -> parameter or buffer of the global model, if the user's model differs from it; copies."""
-        return self.global_model.global_tensors() if self.global_model is not None else {}
+        return global_model.global_tensors(self.global_model.global_parts) if self.global_model is not None else {}
 
     def global_state(self) -> dict[str, Tensor]:
         """The global model as a state dictionary of the unwrapped model; copies."""

@@ -57,7 +57,7 @@ def test_a_second_loss_is_reported_again_to_the_new_keeper(worker: tuple[Partial
     partial, context, said = worker
     for rank in (LOST, KEEPER):
         context.membership.lost[rank] = "killed"
-        context.membership.take_over(context.membership.owned_by(rank))
+        context.membership.take_over([shard for shard, owner in context.membership.owners.items() if owner == rank])
     partial.told(OTHER, LOST)
     assert said == []
     partial.told(OTHER, KEEPER)

@@ -135,14 +135,14 @@ class Cluster:
                 for _ in range(self.dice.randint(0, len(queue))):
                     queue.popleft()()
                 queue.clear()
-        moved = self.members.owned_by(rank)
+        moved = [shard for shard, owner in self.members.owners.items() if owner == rank]
         assert all(self.members.replica_keeper(shard) is not None for shard in moved)
         self.members.lost[rank] = "killed"
         self.members.take_over(moved)
         for shard in moved:
             self.workers[self.members.owners[shard]].server.adopt(shard)
         for one in sorted(self.live):
-            for pending, request in list(self.workers[one].kept.again(moved)):
+            for pending, request in list(self.workers[one].kept.again(moved, ())):
                 self.workers[one].send(pending, request)
         self.free = sorted(self.held.pop(rank) - self.done) + self.free
 

@@ -92,7 +92,7 @@ def test_workers_that_take_turns_are_one_program(rule: str, optimizer: Optimizer
                 if k == 6:  # it has the model of the beginning, and nothing was pushed by it that an answer came to
                     for stream in run._engine._clients:  # type: ignore[union-attr]
                         stream.pull(peeks=False)
-                        stream._apply()
+                        stream.write_pulled()
                 step(model, opt, k)
         run.close()
         return state_of(model)

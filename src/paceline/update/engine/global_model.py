@@ -33,6 +33,14 @@ def plain_state(model: Modules) -> dict[str, Tensor]:
     return found
 
 
+def global_tensors(parts: Sequence[GlobalPart]) -> dict[str, Tensor]:
+    """Name -> parameter or buffer of the global model, in the model's own dtype and shape; copies."""
+    found: dict[str, Tensor] = {}
+    for part in parts:
+        found |= part.fragment.unflatten(part.exported)
+    return found
+
+
 def global_parts(model: Modules, values: dict[str, Tensor]) -> dict[str, Tensor]:
     """The state dictionary with `values` in place of the worker's own; no copies. Tied names share a value."""
     plain = plain_state(model)

@@ -35,9 +35,6 @@ class GlobalModel(Protocol):
     def global_parts(self) -> Sequence[GlobalPart]:
         """Its parts."""
 
-    def global_tensors(self) -> dict[str, Tensor]:
-        """Name -> parameter or buffer, in the model's own dtype and shape; copies."""
-
 
 class EngineProtocol(Protocol):
     """Carries out a rule at the steps of a run of several workers."""

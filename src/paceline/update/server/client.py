@@ -84,9 +84,7 @@ class Span:
     def read(self, out: Tensor) -> Tensor:
         """Copy the tensors to `out`, host memory, shape (numel,)."""
         self.fragment.refresh()
-        if self.fragment.device.type == "cpu":
-            return self.fragment.whole(out=out)
-        return out.copy_(self.fragment.whole())
+        return self.fragment.whole(out=out) if self.fragment.device.type == "cpu" else out.copy_(self.fragment.whole())
 
     def write(self, values: Tensor) -> None:
         """Write values, shape (numel,), to the tensors."""
@@ -189,7 +187,6 @@ class GradientAccumulator:
 
     @torch.no_grad()
     def add(self) -> None:
-        """Add the present gradients."""
         views = self._in(self._filled)
         pairs = [(view, tensor.grad) for view, tensor in zip(views, self._fragment.tensors, strict=True)]
         self._refuse_sparse()
@@ -237,17 +234,12 @@ class GradientAccumulator:
 
     @torch.no_grad()
     def finite(self) -> bool:
-        """Whether the sum is finite."""
         return bool(torch.isfinite(self._filled.sum())) or bool(torch.isfinite(self._filled).all())
 
     @torch.no_grad()
     def fill_nan(self) -> None:
         """Make the sum nan, so that all owners refuse it."""
         self._filled.fill_(torch.nan)
-
-    def reset(self) -> None:
-        """Drop the sum."""
-        self.minibatches = 0
 
 
 class ExchangeTally:
@@ -325,10 +317,6 @@ class ClientContext:
     buffers: list[Span]  # the model's buffers, if they go with these parameters
 
 
-def _nothing() -> None:
-    """No delayed pull is under way."""
-
-
 def _give_back(borrowed: list[tuple[Span, Tensor]]) -> None:
     for span, flat in borrowed:
         span.give_back(flat)
@@ -343,7 +331,7 @@ class Client(ABC):
         self._optimizer, self._schedule = optimizer, context.schedule
         self._pending: PendingExchange | None = None
         self._unanswered: PendingExchange | None = None  # a push whose answer holds no values
-        self._pull_now: Callable[[], None] = _nothing  # starts a delayed pull at once
+        self._pull_now: Callable[[], None] | None = None  # starts a delayed pull at once
         self.clock = 0
 
     def follow(self, schedule: Bounded) -> None:
@@ -384,7 +372,8 @@ class Client(ABC):
         if not under_way or not (wait or all(self._service.done(pending) for pending in under_way)):
             return
         began = time.perf_counter()
-        self._pull_now()
+        if self._pull_now is not None:
+            self._pull_now()
         for pending in under_way:
             self._service.wait(pending)
         for pending in under_way:
@@ -393,18 +382,13 @@ class Client(ABC):
             elif pending.clock:
                 self._tally.delays.append(pending.delay)
         self._tally.wait_s += time.perf_counter() - began
-        self._unanswered, self._pending, self._pull_now = None, None, _nothing
-        self._answered(under_way[-1])
+        self._unanswered = self._pending = self._pull_now = None
         self._take(under_way[-1])
-        self._apply()
-
-    def _answered(self, pending: PendingExchange) -> None:
-        """Called with each answer, for clients that time their pulls."""
-        return
+        self._apply(under_way[-1])
 
     @abstractmethod
-    def _apply(self) -> None:
-        """Apply the pulled values to the parameters."""
+    def _apply(self, pending: PendingExchange) -> None:
+        """Apply the values that this exchange pulled to the parameters."""
 
     @abstractmethod
     def flush(self) -> None:
@@ -460,7 +444,6 @@ class Client(ABC):
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore what `state` gave."""
         self.clock = int(state["clock"])
         for span, pulled, versions in zip(self.every, state["pulled"], state["versions"], strict=True):
             span.pulled.copy_(pulled)
@@ -498,7 +481,9 @@ class GradientClient(Client):
         self._unscale()
         self._gather()
         self._exchange()
-        self._hide()
+        self._hidden = [(p, p.grad) for p in self._parameters if p.grad is not None]
+        for parameter, _ in self._hidden:
+            parameter.grad = None
 
     def changed(self) -> list[str]:
         """The parameters that do not hold what was pulled last; on an accelerator looked for now and then."""
@@ -511,8 +496,15 @@ class GradientClient(Client):
             return
         for accumulator in self._accumulators:
             accumulator.add()
-        if not all(accumulator.finite() for accumulator in self._accumulators):
-            self._drop()
+        if all(accumulator.finite() for accumulator in self._accumulators):
+            return
+        if self._schedule.staleness is not None:  # push nan, which the owners refuse, so that the clock advances
+            for accumulator in self._accumulators:
+                accumulator.fill_nan()
+            return
+        self._tally.refused += 1
+        for accumulator in self._accumulators:
+            accumulator.minibatches = 0
 
     def skip_step(self) -> None:
         """Advance the clock for a minibatch whose gradients must not be used."""
@@ -529,16 +521,6 @@ class GradientClient(Client):
         if scale is not None:
             for gradient in [p.grad for p in self._parameters if p.grad is not None]:
                 gradient.div_(scale)
-
-    def _drop(self) -> None:
-        """Drop inf or nan; under a bound push nan, which the owners refuse, so that the clock advances."""
-        if self._schedule.staleness is not None:
-            for accumulator in self._accumulators:
-                accumulator.fill_nan()
-            return
-        self._tally.refused += 1
-        for accumulator in self._accumulators:
-            accumulator.reset()
 
     def _exchange(self) -> None:
         self._collect(wait=self._waiting >= self._schedule.hold)
@@ -564,16 +546,8 @@ class GradientClient(Client):
         self._pending = self._bare_pull()
         self._pull_now = self._service.exchange_later(self._pending, lead_s)
 
-    def _answered(self, pending: PendingExchange) -> None:
-        self._answer_s.append(pending.answered_at - pending.requested_at)
-
     def restart_timing(self) -> None:
         self._began = self._service.now()
-
-    def _hide(self) -> None:
-        self._hidden = [(p, p.grad) for p in self._parameters if p.grad is not None]
-        for parameter, _ in self._hidden:
-            parameter.grad = None
 
     def after_step(self) -> None:
         """Give the hidden gradients back."""
@@ -581,7 +555,8 @@ class GradientClient(Client):
             parameter.grad = gradient
         self._hidden = []
 
-    def _apply(self) -> None:
+    def _apply(self, pending: PendingExchange) -> None:
+        self._answer_s.append(pending.answered_at - pending.requested_at)
         for span in self.spans:
             span.write(span.pulled)
 
@@ -655,7 +630,7 @@ class DeltaClient(Client):
             reset_state(self._optimizer, span.fragment.tensors)
 
     @torch.no_grad()
-    def _apply(self) -> None:
+    def _apply(self, pending: PendingExchange) -> None:
         self._written = True
         for span, base, then, now in zip(self.spans, self._base, self._then, self._now, strict=True):
             span.read(now)

@@ -14,7 +14,7 @@ safe when they are applied, and the run ends if that worker is lost as well.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -188,12 +188,16 @@ class UnsafePushes:
         """The shards in which a push of this worker is not safe."""
         return [shard for shard, waiting in self._by_shard.items() if waiting]
 
-    def again(self, shards: Container[int]) -> Iterable[tuple[PendingExchange, ShardRequest]]:
-        """The requests to send to the new owner of `shards`, in order."""
+    def again(
+        self, shards: Container[int], asked: Container[tuple[int, int]]
+    ) -> Iterator[tuple[PendingExchange, ShardRequest]]:
+        """The requests to send to the new owner of `shards`, in order; `asked`: (exchange, shard) pairs that await
+        values."""
         for entry in self._order:
             for shard, request in entry.open.items():
                 if shard in shards:
-                    yield entry.pending, request
+                    awaited = (entry.pending.number, shard) in asked
+                    yield entry.pending, request if awaited else replace(request, out=None)
 
     @property
     def marks(self) -> list[Mark]:
@@ -268,15 +272,6 @@ class Durability:
             if len(self.kept) < before or not self.kept.shards:
                 self._context.changed.notify_all()
 
-    def again(
-        self, shards: Container[int], asked: Container[tuple[int, int]]
-    ) -> list[tuple[PendingExchange, ShardRequest]]:
-        """The requests to send to the new owner of shards; `asked`: (exchange, shard) pairs that await values."""
-        return [
-            (pending, request if (pending.number, request.shard) in asked else replace(request, out=None))
-            for pending, request in self.kept.again(shards)
-        ]
-
     def secure(self) -> None:
         """Wait until all pushes of this worker are safe."""
         self._wait(0)
@@ -297,7 +292,11 @@ class Durability:
                     return
                 if runtime.monotonic() - asked > LOOK_EVERY_S:  # repeatedly: an owner may have been lost
                     asked = runtime.monotonic()
-                    self._hurry(owners)
+                    for owner in owners:
+                        if owner == self._members.rank:
+                            self.replicas.want(owner)
+                        else:
+                            self._peers[owner].say(FrameKind.SECURE, ())
                     continue
             self._peers.pause(LOOK_EVERY_S)
             if runtime.monotonic() > end:
@@ -306,10 +305,3 @@ class Durability:
                     f"{2 * self._context.timeout_s:g} s; look for a slow link between them and "
                     "their neighbours, or give a longer timeout_s"
                 )
-
-    def _hurry(self, owners: list[int]) -> None:
-        for owner in owners:
-            if owner == self._members.rank:
-                self.replicas.want(owner)
-            else:
-                self._peers[owner].say(FrameKind.SECURE, ())

@@ -98,7 +98,6 @@ class Asynchronous:
 
     @property
     def gradients_due(self) -> bool:
-        """Whether gradients are pushed before the next step."""
         return self._gradient and not self.closed
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -241,7 +240,6 @@ class Asynchronous:
     retuned = follow  # there is no other change
 
     def close(self) -> None:
-        """Close the connections."""
         self.closed = True
         exit_handling.release(self._owned)
         if self._watched is not None:
@@ -284,7 +282,6 @@ class Asynchronous:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore what `state` gave, after the optimizers."""
         for number, saved in state["pieces"].items():
             self._shards.server.shards[int(number)].load(saved)
         for client, saved in zip(self._clients, state["streams"], strict=True):

@@ -76,10 +76,6 @@ class ServerMembership:
         keeper = self._replica_keepers[shard]
         return None if keeper in self.lost or keeper == self.owners[shard] else keeper
 
-    def owned_by(self, rank: int) -> list[int]:
-        """The numbers of that worker's shards."""
-        return [shard for shard, owner in self.owners.items() if owner == rank]
-
     def take_over(self, shards: Iterable[int]) -> None:
         """Give a lost owner's shards to the worker that has their replicas."""
         self.owners |= {shard: self._replica_keepers[shard] for shard in shards}
@@ -208,6 +204,8 @@ DYING_S = 1.0
 """How long a process may take to end after its connections are closed."""
 EXITING = 0x4
 """The kernel's flag of a process that ends."""
+STARTED = 19
+"""The field with a process's start, in clock ticks since boot."""
 
 
 def majority(alive: set[int], counted: set[int]) -> bool:
@@ -249,7 +247,7 @@ def identity() -> Identity:
         return simulated
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return [boot, os.readlink("/proc/self/ns/pid"), str(os.getpid()), _since(os.getpid())]
+        return [boot, os.readlink("/proc/self/ns/pid"), str(os.getpid()), _fields(os.getpid())[STARTED]]
     except OSError:
         return []
 
@@ -271,10 +269,6 @@ def _fields(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def _since(pid: int) -> str:
-    return _fields(pid)[19]  # in clock ticks since boot
-
-
 def _lives(pid: int, since: str, ending: bool = True) -> bool:
     """Whether the process is there; `ending`: also if it is ending."""
     if runtime.process() is not None:
@@ -283,7 +277,7 @@ def _lives(pid: int, since: str, ending: bool = True) -> bool:
         fields = _fields(pid)
     except (OSError, IndexError):
         return False
-    return fields[0] not in "ZX" and fields[19] == since and (ending or not int(fields[6]) & EXITING)
+    return fields[0] not in "ZX" and fields[STARTED] == since and (ending or not int(fields[6]) & EXITING)
 
 
 OUT_S = 0.25
@@ -354,14 +348,24 @@ class Failures:
             if gone:
                 self._quorum.gone(rank)
             elif not self._quorum.missed(rank, runtime.monotonic()):
-                self._fail_as_minority(rank, why)
+                name, counted = context.world.name(rank), len(self._quorum.counted)
+                self._fail(
+                    f"this worker is cut off from most of the {counted} workers ({name}: {why}), which "
+                    "may go on without it, so it stops; of two halves the one with the lowest rank goes on"
+                )
                 return
-            moved = members.owned_by(rank)
-            without_replica = any(members.replica_keeper(shard) is None for shard in moved)
+            moved = [shard for shard, owner in members.owners.items() if owner == rank]
+            without_replica, before = (
+                any(members.replica_keeper(shard) is None for shard in moved),
+                sorted(members.lost),
+            )
             members.lost[rank] = why
             context.server.leave(rank)
-            if without_replica:
-                self._fail_without_replica(rank, why)
+            if without_replica:  # shards are lost with their owner: an owner and its neighbour have died
+                self._fail(
+                    f"{context.world.name(rank)} is lost ({why}), and no other worker has a replica of its slices "
+                    f"since {context.world.names(before)} was lost before; start the run again from its last checkpoint"
+                )
                 moved = []
             members.take_over(moved)
             self.on_loss(rank, why, gone, moved)
@@ -382,30 +386,11 @@ class Failures:
                 why = f"{what} for {self._context.timeout_s:g} s"
                 self.declare_lost(rank, why, gone=True)  # its process lives, and stops when it learns this
 
-    def _fail_as_minority(self, rank: int, why: str) -> None:
-        """Fail, because this side of a network partition may not go on."""
-        name, counted = self._context.world.name(rank), len(self._quorum.counted)
-        self._context.fail(
-            self._context.lost_error(
-                f"this worker is cut off from most of the {counted} workers ({name}: {why}), which "
-                "may go on without it, so it stops; of two halves the one with the lowest rank goes on"
-            )
-        )
-
-    def _fail_without_replica(self, rank: int, why: str) -> None:
-        """Fail, because shards are lost with their owner: an owner and its neighbour have died."""
-        world, before = self._context.world, sorted(set(self._context.membership.lost) - {rank})
-        self._context.fail(
-            self._context.lost_error(
-                f"{world.name(rank)} is lost ({why}), and no other worker has a replica of its slices since "
-                f"{world.names(before)} was lost before; start the run again from its last checkpoint"
-            )
-        )
-
     def _declared_lost(self, why: str) -> None:
-        self._context.fail(
-            self._context.lost_error(
-                f"the other workers went on without this one ({why}); its last steps are not in the model. "
-                "Start it again, or give a longer timeout_s"
-            )
+        self._fail(
+            f"the other workers went on without this one ({why}); its last steps are not in the model. "
+            "Start it again, or give a longer timeout_s"
         )
+
+    def _fail(self, text: str) -> None:
+        self._context.fail(self._context.lost_error(text))

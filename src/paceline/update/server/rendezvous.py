@@ -57,9 +57,8 @@ def connect_all(transport: Transport, timeout_s: float, tls: TLS | None) -> tupl
             token = str(offers[0]["token"])
             ranks: Sequence[int] = getattr(transport, "global_ranks", range(world.size))
             acceptor = _Acceptor(listener, world, token, ranks)
-            until = (
-                runtime.monotonic() + 0.75 * timeout_s
-            )  # less than the deadline of workers that are connected already
+            # less than the deadline of workers that are connected already
+            until = runtime.monotonic() + 0.75 * timeout_s
             problem: PacelineError | None = None
             try:
                 for rank, one in enumerate(offers):

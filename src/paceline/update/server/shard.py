@@ -26,9 +26,9 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,8 @@ from paceline.data.ledger.ledger import Ledger
 from paceline.data.ledger.ranges import Ranges
 from paceline.rules.outer import Arrival, Elastic, Push
 from paceline.rules.schedule.bounded import Bounded
+
+T = TypeVar("T")
 
 
 class WorkerClocks:
@@ -130,15 +132,13 @@ class PushNumbers:
             if number <= self.applied.get(sender, 0):
                 return False
             self.applied[sender] = number
-        return self._cover(marks)
-
-    def _cover(self, marks: Iterable[Sequence[int]]) -> bool:
         samples = new = 0
         for loader, epoch, begin, end in marks:
             key = loader, epoch
             if key not in self._covered:
                 self._covered[key] = Ranges()
-                self._forget(loader)
+                for old in sorted(key for key in self._covered if key[0] == loader)[:-EPOCHS]:
+                    del self._covered[old]
             samples += end - begin
             new += self._covered[key].add(begin, end)
         if samples and not new:
@@ -150,11 +150,6 @@ class PushNumbers:
         """Samples that were applied twice since the last call."""
         found, self.repeated = self.repeated, 0
         return found
-
-    def _forget(self, loader: int) -> None:
-        """Drop all but the last epochs."""
-        for key in sorted(key for key in self._covered if key[0] == loader)[:-EPOCHS]:
-            del self._covered[key]
 
     def marks(self) -> list[Mark]:
         """The samples that are in the shard, of the last epochs."""
@@ -238,7 +233,6 @@ class OptimizerSteps(UpdateRule):
                 self._group[name] = tuple(value) if isinstance(value, list) else value
 
     def apply(self, values: Tensor, anchor: Tensor, origin: Tensor | None, incoming: IncomingPush, push: Push) -> None:
-        """Correct the gradient, and step."""
         self._take(incoming.settings)
         group = self._group
         lr, momentum = float(group["lr"]), float(group.get("momentum", 0.0))
@@ -280,16 +274,15 @@ class OptimizerSteps(UpdateRule):
         for name in self._state:
             if name in tensors:
                 self._state[name].copy_(tensors[name])
-        state: dict[str, Any] = {}
-        for name, value in tensors.items():
-            if name.startswith("optimizer."):
-                state[name.removeprefix("optimizer.")] = value.clone()
-        for name, number in numbers.items():
-            if name.startswith("optimizer."):
-                key = name.removeprefix("optimizer.")
-                state[key] = torch.tensor(number, dtype=torch.float32)
+        state = {name: value.clone() for name, value in of_optimizer(tensors).items()}
+        state |= {name: torch.tensor(number, dtype=torch.float32) for name, number in of_optimizer(numbers).items()}
         if state:
             self._optimizer.state[self._parameter] = state
+
+
+def of_optimizer(state: Mapping[str, T]) -> dict[str, T]:
+    """The part of a shard's state that is the optimizer's, by its own names."""
+    return {name.removeprefix("optimizer."): x for name, x in state.items() if name.startswith("optimizer.")}
 
 
 def unprofiled(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
@@ -378,16 +371,12 @@ class ParameterShard:
         self.lock = runtime.Lock()
         self.ledger: Ledger | None = None
         self.news: dict[int, Any] = {}  # reader -> the ledger's news that go with the values it pulled
-        self._update_rule = update_rule(anchor)
+        self.update_rule = update_rule(anchor)
         self._keeps_origins = keeps_origins
         self.origins: dict[int, dict[int, Tensor]] = {}  # worker -> version -> the values that it pulled
         self._left: set[int] = set()  # workers whose pushes come too late: what they had pushed has been counted
         self._spare: list[Tensor] = []  # memory of such values that are not needed any more
         self._first = anchor.clone() if keeps_origins else None
-
-    def begin_with(self, tensors: dict[str, Tensor], numbers: dict[str, float]) -> None:
-        """Load the state that the optimizer had at attach."""
-        self._update_rule.load(tensors, numbers)
 
     def push(self, values: Tensor, incoming: IncomingPush) -> int:
         """Apply a push, shape (n,), unless the shard has it already; its delay, or `REFUSED`. Overwrites `values`.
@@ -401,14 +390,14 @@ class ParameterShard:
             self.clocks.tick(incoming.sender, incoming.clock)
             if not self.numbered.is_new(incoming.sender, incoming.clock, incoming.marks):
                 return self.version - incoming.version
-            if not self._update_rule.takes_nonfinite and not all_finite(values):
+            if not self.update_rule.takes_nonfinite and not all_finite(values):
                 return REFUSED
             delay = self.version - incoming.version
             push = Push(
                 delay=delay, update=self.version + 1, workers=self.clocks.sharing(incoming.clock), lr=0.0, momentum=0.0
             )
             origin = self._origin(incoming) if self._keeps_origins else None
-            self._update_rule.apply(values, self.anchor, origin, incoming, push)
+            self.update_rule.apply(values, self.anchor, origin, incoming, push)
             self.version += 1
             return delay
 
@@ -455,7 +444,7 @@ class ParameterShard:
             return {
                 "about": self._about(),  # the ledger goes with the data
                 "anchor": self.anchor.clone(),
-                "tensors": {name: tensor.clone() for name, tensor in self._update_rule.tensors().items()},
+                "tensors": {name: tensor.clone() for name, tensor in self.update_rule.tensors().items()},
                 "origins": {
                     str(rank): {str(version): tensor.clone() for version, tensor in kept.items()}
                     for rank, kept in self.origins.items()
@@ -465,7 +454,6 @@ class ParameterShard:
 
     @torch.no_grad()
     def load(self, state: dict[str, Any]) -> None:
-        """Restore what `state` gave."""
         with self.lock:
             self._take(state["about"], state["anchor"], state["tensors"])
             self.origins = {
@@ -479,7 +467,7 @@ class ParameterShard:
     def snapshot(self) -> tuple[dict[str, Any], Tensor]:
         """A replica for the successor: (numbers, the tensors end to end), without origins."""
         with self.lock:
-            tensors = self._update_rule.tensors()
+            tensors = self.update_rule.tensors()
             row = torch.cat([self.anchor, *(t.to(self.anchor.dtype) for t in tensors.values())])
             return {**self._about(), "ledger": self._ledger_state()}, row
 
@@ -496,8 +484,8 @@ class ParameterShard:
             "version": self.version,
             "clocks": self.clocks.state(),
             "numbered": self.numbered.state(),
-            "tensors": list(self._update_rule.tensors()),
-            "numbers": self._update_rule.numbers(),
+            "tensors": list(self.update_rule.tensors()),
+            "numbers": self.update_rule.numbers(),
         }
 
     def _ledger_state(self) -> dict[str, Any] | None:
@@ -510,7 +498,7 @@ class ParameterShard:
         self.version = int(about["version"])
         self.numbered.load(about.get("numbered", {}))
         self.anchor.copy_(anchor)
-        self._update_rule.load(tensors, about["numbers"])
+        self.update_rule.load(tensors, about["numbers"])
         self.clocks.load(about["clocks"])
         if self.ledger is not None and about.get("ledger") is not None:
             with self.ledger.lock:
@@ -557,10 +545,6 @@ class ShardServer:
         delay = shard.push(values, incoming)
         return PushResult(delay, shard.clocks.may_start(incoming.sender))
 
-    def repeated(self, number: int) -> int:
-        """Samples that shard `number` had to apply twice since the last call."""
-        return self.shards[number].numbered.take_repeated()
-
     def read(self, number: int, reader: int, out: Tensor | None, after_push: bool) -> int:
         """Answer a push or a bare pull: write the values to `out`, where given; their version."""
         shard = self.shards[number]
@@ -579,7 +563,6 @@ class ShardServer:
                 self.shards[number].clocks.tick(rank, clock)
 
     def idle(self, rank: int) -> None:
-        """Let no worker wait for worker `rank` until its next push."""
         for shard in list(self.shards.values()):
             with shard.lock:
                 shard.clocks.idle(rank)

@@ -36,6 +36,7 @@ from paceline.update.server.shard import (
     TakeBuffer,
     UpdateRule,
     WorkerClocks,
+    of_optimizer,
 )
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
@@ -88,12 +89,14 @@ class ShardLayout:
         self._topology, self._workers = topology, workers
         self.spans: list[Span] = []
         self.owners: dict[int, int] = {}
+        self.shards: dict[int, tuple[Span, ShardRange]] = {}  # the span and the range of each
 
     def add(self, fragment: Fragment, group: Group | None) -> Span:
         """Cut a fragment into shards."""
         cuts = self._topology.pieces(fragment.numel, self._workers)
         span = Span(len(self.spans), fragment, group, cuts, len(self.owners))
         self.owners |= {one.number: one.cut.owner for one in span.ranges}
+        self.shards |= {one.number: (span, one) for one in span.ranges}
         self.spans.append(span)
         return span
 
@@ -106,14 +109,6 @@ class ShardLayout:
             _refuse_unsupported(pairs)
             found += [self.add(fragment, (optimizer, k)) for fragment in fragments("parameters", pairs)]
         return found
-
-    def shard(self, number: int) -> tuple[Span, ShardRange]:
-        """The span and the range of shard `number`."""
-        for span in self.spans:
-            first = span.ranges[0].number
-            if first <= number < first + len(span.ranges):
-                return span, span.ranges[number - first]
-        raise KeyError(number)
 
 
 def _refuse_unsupported(pairs: Named) -> None:
@@ -210,13 +205,8 @@ def whole_optimizers(old: OldCheckpoint, model: Modules, owned: Owned, topology:
 
 def _states(span: Span, shard: dict[str, Any], place: dict[int, int]) -> list[tuple[int, dict[str, Tensor]]]:
     """(number of a parameter, its optimizer state) pairs of a span; without outer state."""
-    prefix = "optimizer."
-    rows = {
-        key.removeprefix(prefix): span.fragment.unflatten(flat)
-        for key, flat in shard["tensors"].items()
-        if key.startswith(prefix)
-    }
-    numbers = {k.removeprefix(prefix): v for k, v in shard["about"]["numbers"].items() if k.startswith(prefix)}
+    rows = {key: span.fragment.unflatten(flat) for key, flat in of_optimizer(shard["tensors"]).items()}
+    numbers = of_optimizer(shard["about"]["numbers"])
     found = []
     for name, parameter in zip(span.fragment.names, span.fragment.tensors, strict=True):
         state = {key: row[name] for key, row in rows.items()}
@@ -231,8 +221,7 @@ class OwnedShards:
 
     def __init__(self, context: RunContext) -> None:
         rule, owned, world = context.rule, context.owned, context.transport.world
-        self._rule, self._workers, self._schedule = rule, world.size, rule.bounded
-        self._gradient = rule.steps_at_owners
+        self._rule, self._workers = rule, world.size
         self.ledger = Ledger()  # of the data; used where this worker owns the first shard
         self.layout = ShardLayout(rule.sharded, world.size)  # all spans and shards, the same on all workers
         # the spans of each optimizer
@@ -250,33 +239,32 @@ class OwnedShards:
 
     def follow(self, rule: Rule) -> None:
         """Make further shards by the numbers of this rule."""
-        self._rule, self._schedule = rule, rule.bounded
+        self._rule = rule
 
     def _shard(self, number: int) -> ParameterShard:
         """A shard with the values that this worker pulled last."""
-        span, one = self.layout.shard(number)
+        span, one = self.layout.shards[number]
         anchor = span.pulled[one.cut.begin : one.cut.end].clone()
-        clocks = WorkerClocks(self._schedule, range(self._workers))
+        clocks = WorkerClocks(self._rule.bounded, range(self._workers))
         optimizer = self._stepping(span)
         keeps_origins = optimizer is not None and self._rule.arrival.needs_origin
         shard = ParameterShard(number, anchor, lambda a: self._update_rule(span, a, clocks), clocks, keeps_origins)
         shard.version = one.version
         shard.ledger = self.ledger if number == LEDGER_SHARD else None
         if optimizer is not None and optimizer.state:
-            tensors, numbers = optimizer_state(optimizer, span.fragment, one.cut.begin, one.cut.end)
-            shard.begin_with(tensors, numbers)
+            shard.update_rule.load(*optimizer_state(optimizer, span.fragment, one.cut.begin, one.cut.end))
         return shard
 
     def _stepping(self, span: Span) -> Optimizer | None:
         """The optimizer that steps at the owners of this span's shards."""
-        return self._optimizer_of.get(span.number) if self._gradient else None
+        return self._optimizer_of.get(span.number) if self._rule.steps_at_owners else None
 
     def _update_rule(self, span: Span, anchor: Tensor, clocks: WorkerClocks) -> UpdateRule:
         optimizer = self._optimizer_of.get(span.number)
         rule = self._rule
         if optimizer is None:
             return TakeBuffer(clocks) if span.fragment.from_rank_0 else BlendBuffer()
-        if self._gradient:
+        if rule.steps_at_owners:
             return OptimizerSteps(rule.arrival, type(optimizer), anchor, span.settings())
         if rule.center_pull is not None:
             return ElasticPull(rule.center_pull, self._workers)
@@ -326,10 +314,3 @@ class OwnedShards:
     def global_parts(self) -> list[Span]:
         """The spans, which hold the global model as it was pulled last."""
         return self.layout.spans
-
-    def global_tensors(self) -> dict[str, Tensor]:
-        """Name -> copy of the global model's parameter or buffer, in the model's dtype and shape."""
-        found: dict[str, Tensor] = {}
-        for span in self.layout.spans:
-            found |= span.fragment.unflatten(span.exported)
-        return found

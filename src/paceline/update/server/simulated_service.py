@@ -41,15 +41,14 @@ class SimulatedLedgerClient(Leases):
         if mark is not None or not question.dry or self._over(question):
             return mark
         self._service.idle()
-        found: list[Mark] = []
 
         def answered() -> bool:
-            if not found:
-                found.extend(mark for mark in [self._ask(question)] if mark is not None)
-            return bool(found) or self._over(question)
+            nonlocal mark
+            mark = mark or self._ask(question)
+            return mark is not None or self._over(question)
 
         self._service.wait_for("work that is left", answered)
-        return found[0] if found else None
+        return mark
 
     def _ask(self, question: Question) -> Mark | None:
         return self._ledger.ask(self._rank, question, self._service.now())
@@ -126,7 +125,6 @@ class SimulatedService:
         return self._clock.now
 
     def now(self) -> float:
-        """Simulated time, seconds."""
         return self._clock.now
 
     def exchange_later(self, pending: PendingExchange, after_s: float) -> Callable[[], None]:
@@ -211,7 +209,6 @@ class SimulatedService:
         self._check()
 
     def idle(self) -> None:
-        """Let no worker wait for this worker's clock until its next push."""
         for owner, server in self._hub.servers.items():
             server.idle(self.rank)
             self._release(owner)
@@ -256,11 +253,9 @@ class SimulatedService:
             self._hub.failed.append(self.rank)
 
     def state(self) -> dict[str, Any]:
-        """The simulated time."""
         return {"clock": self._clock.state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore the simulated time."""
         if "clock" in state:
             self._clock.load(state["clock"])
 

@@ -107,7 +107,7 @@ class SocketService:
         bodies = {f"serve-{rank}": PeerServer(self, rank, channel).run for rank, channel in peers.incoming.items()}
         bodies |= {f"peer-{rank}": peer.run for rank, peer in peers.all.items()}
         self._threads.start_single_core(bodies, context.timeout_s)
-        self._threads.start("heartbeat", Heartbeat(context, peers, self.failures).run)
+        self._threads.start("heartbeat", partial(watch, context, peers, self.failures))
         self._threads.start("timers", self._timers.run)
 
     # -- losses -----------------------------------------------------------------------------------
@@ -143,7 +143,6 @@ class SocketService:
         return runtime.monotonic()
 
     def now(self) -> float:
-        """Real time."""
         return runtime.monotonic()
 
     def exchange(self, pending: PendingExchange) -> None:
@@ -215,7 +214,7 @@ class SocketService:
         successor = self.members.owners[min(moved)]
         waiting = {(pending.number, request.shard) for pending in self._pending.values() for request in pending.waiting}
         pushed = set()
-        for pending, request in self.durability.again(moved, waiting):
+        for pending, request in self.durability.kept.again(moved, waiting):
             self.peers[successor].request(pending, request)
             pushed.add(request.shard)
         for pending in list(self._pending.values()):
@@ -234,7 +233,7 @@ class SocketService:
     def push(self, shard: int, values: Tensor, incoming: IncomingPush, out: Tensor | None) -> PushResult:
         """Apply a push to a shard of this worker."""
         answer = self.context.server.push(shard, values, incoming, out)
-        if repeated := self.context.server.repeated(shard):
+        if repeated := self.context.server.shards[shard].numbered.take_repeated():
             name = self.context.world.name(self.members.rank)
             self.context.reports.inexact(
                 f"{repeated} samples (batches, where the program shares whole batches) are in slices of {name} twice: "
@@ -251,13 +250,11 @@ class SocketService:
         return not clocks.may_start(rank)
 
     def idle(self, rank: int) -> None:
-        """Let no worker wait for worker `rank` until its next push."""
         with self.context.changed:
             self.context.server.idle(rank)
         self.context.news()
 
     def tick(self, rank: int, clocks: Iterable[Sequence[int]]) -> None:
-        """Note the clocks of worker `rank` at shards whose owner was lost."""
         with self.context.changed:
             self.context.server.tick(rank, clocks)
         self.context.news()
@@ -287,7 +284,9 @@ class SocketService:
         if len(self.members.lost) == self._lost_at_pull:
             self._announce(FrameKind.BYE, self._lost_at_pull)
             self._wait_for(self._confirmed, "took no leave")
-        if len(self.members.lost) != self._lost_at_pull and not self._model_is_taken():
+        # once a worker has left with the model that this one has pulled, nobody serves its shards any more
+        taken = any(self.members.confirmed[rank] == self._lost_at_pull for rank in self.members.left)
+        if len(self.members.lost) != self._lost_at_pull and not taken:
             self._lost_at_pull = len(self.members.lost)
             return False
         self._has_final_model = True
@@ -308,10 +307,6 @@ class SocketService:
                 self.context.server.leave(rank)
                 self.ledger_client.lost(rank)
             self.context.news()
-
-    def _model_is_taken(self) -> bool:
-        """Whether a worker has left with the model that this one has pulled: nobody serves its shards any more."""
-        return any(self.members.confirmed[rank] == self._lost_at_pull for rank in self.members.left)
 
     def _confirmed(self, rank: int) -> bool:
         """Whether no wait for `rank` is needed: it has the model, or a loss makes all workers pull again."""
@@ -403,24 +398,21 @@ class OwnPeer(SendQueue):
         service.context.watchers.append(lambda: self._put(self._release) if self._held else None)
 
     def run(self) -> None:
-        """Answer until it is closed."""
         while not self._over:
             self._queue.get()()
 
     def _send(self, pending: PendingExchange, request: ShardRequest) -> None:
-        rank, shard, delay = self.rank, request.shard, 0
-        durability = self._service.durability
-        if request.values is not None:
-            answer = self._service.push(shard, request.values, pending.incoming(rank, request), request.out)
-            delay = answer.delay
-            if not answer.may_start:  # what this worker says next must not wait for that
-                self._held.append((pending, request, delay))
-                self._put(self._release)  # clocks may have changed before it was held
-                durability.replicas.pushed(shard)
-                return
-        self._answer(pending, request, delay)
-        if request.values is not None:
-            durability.replicas.pushed(shard)
+        if request.values is None:
+            self._answer(pending, request, 0)
+            return
+        incoming = pending.incoming(self.rank, request)
+        answer = self._service.push(request.shard, request.values, incoming, request.out)
+        if answer.may_start:
+            self._answer(pending, request, answer.delay)
+        else:  # what this worker says next must not wait for that
+            self._held.append((pending, request, answer.delay))
+            self._put(self._release)  # clocks may have changed before it was held
+        self._service.durability.replicas.pushed(request.shard)
 
     def _release(self) -> None:
         """Answer the pushes after which this worker may go on."""
@@ -597,32 +589,21 @@ class PeerServer:
                 self._said = now
 
 
-class Heartbeat:
-    """Sends heartbeats and looks for missing ones, whatever the training thread does meanwhile."""
-
-    def __init__(self, context: ServiceContext, peers: Peers, failures: Failures) -> None:
-        self._context, self._peers, self._failures = context, peers, failures
-        self._silence_s = silence(context.timeout_s)
-
-    def run(self) -> None:
-        """The body of a thread, until the service closes."""
-        while not self._context.closed.wait(min(LOOK_EVERY_S, self._silence_s / 4)):
-            now = self._context.stall_detector.beat()
-            self._context.news()
-            for rank in self._context.membership.live:
-                if rank != self._context.membership.rank:
-                    self._look(rank, now)
-
-    def _look(self, rank: int, now: float) -> None:
-        stall_detector, members, peer = self._context.stall_detector, self._context.membership, self._peers.remote[rank]
-        if now - peer.spoke_at > self._silence_s / 4:
-            peer.beat()
-        heard = max(members.heard[rank], peer.channel.heard_at, self._peers.incoming[rank].heard_at)
-        since = peer.waiting_since
-        if stall_detector.silent(heard) and rank not in members.confirmed:
-            self._failures.declare_lost(rank, f"gave no sign of life for {self._silence_s:g} s")
-        elif since is not None and stall_detector.overdue(since):
-            self._failures.declare_lost(rank, f"did not answer within {self._context.timeout_s:g} s", gone=True)
+def watch(context: ServiceContext, peers: Peers, failures: Failures) -> None:
+    """Send heartbeats and look for missing ones until the service closes, whatever the training thread does."""
+    silence_s, stall_detector, members = silence(context.timeout_s), context.stall_detector, context.membership
+    while not context.closed.wait(min(LOOK_EVERY_S, silence_s / 4)):
+        now = stall_detector.beat()
+        context.news()
+        for peer in peers.live:
+            if now - peer.spoke_at > silence_s / 4:
+                peer.beat()
+            rank, since = peer.rank, peer.waiting_since
+            heard = max(members.heard[rank], peer.channel.heard_at, peers.incoming[rank].heard_at)
+            if stall_detector.silent(heard) and rank not in members.confirmed:
+                failures.declare_lost(rank, f"gave no sign of life for {silence_s:g} s")
+            elif since is not None and stall_detector.overdue(since):
+                failures.declare_lost(rank, f"did not answer within {context.timeout_s:g} s", gone=True)
 
 
 class Timers:
@@ -673,8 +654,6 @@ class ServiceThreads:
         self._threads: list[threading.Thread] = []
 
     def start(self, name: str, body: Callable[[], None]) -> None:
-        """Start a thread."""
-
         def guarded() -> None:
             try:
                 body()
@@ -705,7 +684,6 @@ class ServiceThreads:
         torch.set_num_threads(threads)  # torch sets it for the program, too
 
     def join(self) -> None:
-        """Wait for the threads to end."""
         for thread in self._threads:
             if thread is not runtime.current_thread():
                 thread.join(JOIN_S)

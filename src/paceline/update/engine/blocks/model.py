@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from paceline.communication.base import BLOCK, advice
 from paceline.core.flat import Fragment, Shards, reshard
@@ -292,13 +291,6 @@ class FragmentedModel:
         self.arrive()
         states = [update.state for update in self.updates]
         return [*(one for state in states for one in state.parameters), *(one for s in states for one in s.buffers)]
-
-    def global_tensors(self) -> dict[str, Tensor]:
-        """Name -> the global model's parameter or buffer, in the model's own dtype and shape; copies."""
-        found: dict[str, Tensor] = {}
-        for part in self.global_parts:
-            found |= part.fragment.unflatten(part.exported)
-        return found
 
     def capture(self) -> None:
         """Take the present model and moments, the same on all workers, as the first block's start."""
