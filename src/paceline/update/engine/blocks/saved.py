@@ -64,8 +64,7 @@ def read(blocks: FragmentedModel, old: OldCheckpoint) -> list[Row]:
         if row["outer"] is None:
             return []
         row["said"] = old.part(0, *at, "passing", "flight", "said")
-        misfit = _misfit(update, row["outer"])
-        if misfit:
+        if misfit := _misfit(update, row["outer"]):
             raise CheckpointError(f"the checkpoint does not fit what is exchanged: {misfit}")
         rows.append(row)
     return rows
@@ -80,7 +79,7 @@ def reshard(blocks: FragmentedModel, rows: Sequence[Row]) -> None:
             update.capture()
             update.state.renew_checksums()
     for update, row in zip(blocks.updates, rows, strict=False):
-        _reshard(update, row["outer"], row["numbers"], row["said"])
+        _reshard(update, row)
     blocks.schedule = FragmentSchedule([0] * len(blocks.updates))
     blocks.align(int(rows[0]["turns"][0]) if rows else 0)
 
@@ -88,7 +87,7 @@ def reshard(blocks: FragmentedModel, rows: Sequence[Row]) -> None:
 def join(blocks: FragmentedModel, rows: Sequence[Row]) -> None:
     """Begin in the middle of the peers' blocks, from the result of `read`; after the optimizers' own state."""
     for update, row in zip(blocks.updates, rows, strict=True):
-        _reshard(update, row["outer"], row["numbers"], None, ahead=row["numbers"]["ahead"])
+        _reshard(update, row, joins=True)
     blocks.align(int(rows[0]["turns"][0]))
 
 
@@ -96,7 +95,6 @@ def join(blocks: FragmentedModel, rows: Sequence[Row]) -> None:
 
 
 def numbers(update: BlockUpdate) -> dict[str, Any]:
-    """The numbers of a fragment's row."""
     return {
         "block": update.numbers.block,
         "rho": update.numbers.rho,
@@ -193,27 +191,22 @@ def _renew(update: BlockUpdate, moments: bool) -> None:
     update.state.refresh()
 
 
-def _reshard(
-    update: BlockUpdate,
-    outer: dict[str, Tensor],
-    saved: dict[str, Any],
-    headers: Sequence[list[int]] | None,
-    ahead: float | None = None,
-) -> None:
+def _reshard(update: BlockUpdate, row: Row, joins: bool = False) -> None:
     """Begin a new block from the outer state that another number of workers left, which has the result of the exchange
-    of these `headers` already; `ahead`: look-ahead of its start, None derives it from the present number of workers."""
+    under way ("said") already. A worker that `joins` takes the look-ahead of the peers' block, and else that of the
+    present number of workers."""
+    saved, headers = row["numbers"], row["said"]
     _load_numbers(update, saved)
-    if headers is not None and (summary := _summary(headers)).weight != 0:
+    if headers is not None and not joins and (summary := _summary(headers)).weight != 0:
         end = update.numbers.count_in(summary, saved.get("workers", len(headers)))
         update.optimizers.count_in(summary.tau, end.ahead)
     update.numbers.diversity = update.numbers.diversity.among(update.numbers.workers)
-    if ahead is None:
-        ahead = update.numbers.coefficients().momentum if update.numbers.block else 0.0
-    update.numbers.ahead = ahead
+    if not joins:
+        update.numbers.ahead = update.numbers.coefficients().momentum if update.numbers.block else 0.0
     averaged = len(saved["sums"]) > len(update.state.averaged)  # moments had been exchanged
     _renew(update, averaged)
     for name, tensor in update.state.tensors().items():
-        tensor.copy_(outer[name])
+        tensor.copy_(row["outer"][name])
     update.state.restore()
     update.optimizers.begin_block(averaged)
     update.state.renew_checksums()
