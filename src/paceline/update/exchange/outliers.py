@@ -71,10 +71,9 @@ class Guard:
     gradients: bool = True
 
     def __post_init__(self) -> None:
-        for name, lowest in (("window", 2), ("history", 2)):
-            value = getattr(self, name)
-            if not is_whole(value) or value < lowest:
-                raise UnsupportedError(f"{name} of a guard must be a whole number, at least {lowest}, got {value!r}")
+        for name, value in (("window", self.window), ("history", self.history)):
+            if not is_whole(value) or value < 2:
+                raise UnsupportedError(f"{name} of a guard must be a whole number, at least 2, got {value!r}")
         if self.history > self.window:
             raise UnsupportedError(
                 f"a guard that remembers {self.window} exchanges never has {self.history}; raise window"

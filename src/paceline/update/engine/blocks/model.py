@@ -93,10 +93,7 @@ def staggered(owned: Owned, fragments: int) -> list[Owned]:
             f"the model has {len(named)} trainable parameters and cannot be exchanged in {fragments} fragments; "
             "use fewer fragments"
         )
-    layers: dict[str, int] = {}
-    for name, numel in named:
-        layers[_layer(name)] = layers.get(_layer(name), 0) + numel
-    key = _layer if len(layers) >= fragments else str
+    key = _layer if len({_layer(name) for name, _ in named}) >= fragments else str
     sizes: dict[str, int] = {}
     for name, numel in named:
         sizes[key(name)] = sizes.get(key(name), 0) + numel
@@ -243,7 +240,6 @@ class FragmentedModel:
         return summary
 
     def take_written(self) -> list[Fragment]:
-        """The parameters that exchanges have written since the last call."""
         landed, self._landed = self._landed, set()
         return [state.fragment for k in landed for state in self.updates[k].state.parameters]
 
@@ -330,8 +326,7 @@ class BlockExchanges:
         schedule.stepped()
         for fragment in blocks.landing() if schedule.made else ():
             self.land(fragment)
-        if schedule.requests:
-            self._read_requests(rests=False)
+        self._read_requests(rests=False)
         if blocks.due():
             fragment = blocks.next
             self._run.monitor.begin()
@@ -340,8 +335,7 @@ class BlockExchanges:
                 self._run.monitor.sent()
             else:
                 self._note(blocks.land(fragment), fragment)
-            if schedule.requests:
-                self._read_requests(rests=False)
+            self._read_requests(rests=False)
 
     def _end_block(self, leaving: bool, waits: bool = False) -> ExchangeSummary:
         """End a fragment's block, and wait for the result, also where the rule overlaps."""

@@ -525,8 +525,8 @@ def _states_of(
         names = [name for name, p in named if id(p) in members]
         pairs = list(zip(names, find(names), strict=True))
         decay = lambda place=place: moment.decay(optimizer.param_groups[place])  # noqa: E731
-        for fragment in fragments(f"{key}.{place}", pairs, find):
-            states.append(MomentState(fragment, moment, decay, compensated, device))
+        parts = fragments(f"{key}.{place}", pairs, find)
+        states += [MomentState(fragment, moment, decay, compensated, device) for fragment in parts]
     return states
 
 

@@ -386,8 +386,7 @@ class GradientBuckets:
         """If workers have gradients of different parameters, each takes all of them."""
         weight = summary.headers[self._transport.world.rank].factor
         marks = torch.tensor([[float(has), weight * has] for bucket in self.buckets for has in bucket.has])
-        device = self._transport.wire_device(marks.device)
-        gathered = marks.to(device)
+        gathered = marks.to(self._transport.wire_device(marks.device))
         self._transport.all_reduce(gathered).wait()
         rows = iter(gathered.tolist())
         for bucket in self.buckets:
