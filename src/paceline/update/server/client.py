@@ -412,7 +412,6 @@ class Client(ABC):
         return PendingExchange(self._context.number(), requests, peeks=peeks)
 
     def _take(self, pending: PendingExchange) -> None:
-        """Make the values that arrived the ones pulled last."""
         requests = pending.requests
         with self._service.taking:
             for span in self.every:

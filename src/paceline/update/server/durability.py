@@ -151,7 +151,6 @@ class UnsafePushes:
         return len(self._order)
 
     def add(self, pending: PendingExchange) -> None:
-        """Keep a push that is about to be sent."""
         entry = _Entry(pending)
         if entry.open:
             self._order.append(entry)

@@ -31,7 +31,7 @@ from paceline.update.server.client import (
     host,
 )
 from paceline.update.server.ledger_client import DataAccess
-from paceline.update.server.sharding import OwnedShards, check_optimizer, old_clocks
+from paceline.update.server.sharding import OwnedShards, check_optimizer
 from paceline.update.server.simulated_service import SimulatedService
 from paceline.update.server.socket_service import SocketService
 
@@ -296,7 +296,8 @@ class Asynchronous:
 
         Before that call the user's model must hold the global model, and the optimizers their restored state.
         """
-        clocks = old_clocks(old, len(self._clients))
+        # of each client the clock of rank 0, with which all workers resume
+        clocks = [int(old.part(0, "exchange", "streams", k, "clock") or 0) for k in range(len(self._clients))]
         return partial(self._begin, self._shards.resharded(old, clocks) if old.size > 1 else None, clocks)
 
     def _begin(self, states: dict[int, dict[str, Any]] | None, clocks: list[int]) -> None:

@@ -71,7 +71,6 @@ class PartialPushes:
     # -- the keeper, under the ledger's lock --------------------------------------------------------
 
     def reported(self, owner: int, note: Sequence[Sequence[int]]) -> None:
-        """Take what `owner` has said."""
         self._ledger.pushed(note[1:])
         self._reported[owner] = set(note[0])
 
@@ -96,7 +95,6 @@ class PushedAlone:
         self._leased[mark[:2]].add(*mark[2:])
 
     def hand_out(self, marks: Sequence[Mark]) -> None:
-        """The program gets a batch of these places next: push what must not be mixed with it."""
         alone = sum(self._leased[loader, epoch].remove(begin, end) for loader, epoch, begin, end in marks) > 0
         if alone or self._before:
             self._push_rest()
@@ -206,7 +204,6 @@ class SocketLedgerClient(Leases):
         self._peers[self._keeper].inquire(FrameKind.LEASE, numbers)
 
     def answered(self, numbers: tuple[int, ...]) -> None:
-        """Note an answer of the keeper."""
         with self._context.changed:
             if self._question is not None and self._question[0] == numbers[0]:
                 self._answers[numbers[0]] = numbers[1:]

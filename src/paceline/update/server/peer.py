@@ -250,7 +250,6 @@ class Peers:
             self.remind()
 
     def close(self) -> None:
-        """Close every connection."""
         for peer in self.all.values():
             peer.close()
         for channel in self.incoming.values():

@@ -93,7 +93,6 @@ class WorkerClocks:
             self._idle[rank] = self._clocks.pop(rank)
 
     def may_start(self, rank: int) -> bool:
-        """Whether worker `rank` may begin its next step."""
         slowest = self.slowest
         if slowest is None or rank not in self._clocks:
             return True
@@ -469,7 +468,11 @@ class ParameterShard:
         with self.lock:
             tensors = self.update_rule.tensors()
             row = torch.cat([self.anchor, *(t.to(self.anchor.dtype) for t in tensors.values())])
-            return {**self._about(), "ledger": self._ledger_state()}, row
+            about: dict[str, Any] = {**self._about(), "ledger": None}
+            if self.ledger is not None:
+                with self.ledger.lock:
+                    about["ledger"] = self.ledger.state()
+            return about, row
 
     @torch.no_grad()
     def restore(self, about: dict[str, Any], row: Tensor) -> None:
@@ -487,12 +490,6 @@ class ParameterShard:
             "tensors": list(self.update_rule.tensors()),
             "numbers": self.update_rule.numbers(),
         }
-
-    def _ledger_state(self) -> dict[str, Any] | None:
-        if self.ledger is None:
-            return None
-        with self.ledger.lock:
-            return self.ledger.state()
 
     def _take(self, about: dict[str, Any], anchor: Tensor, tensors: dict[str, Tensor]) -> None:
         self.version = int(about["version"])
@@ -551,10 +548,6 @@ class ShardServer:
         if out is None or (after_push and self.reads_before):
             return shard.version
         return shard.pull(reader, out)
-
-    def news(self, number: int, reader: int) -> Any:
-        """The ledger's news that go with the values of shard `number` that `reader` got."""
-        return self.shards[number].news.pop(reader, None)
 
     def tick(self, rank: int, clocks: Iterable[Sequence[int]]) -> None:
         """Note (shard, clock) pairs of worker `rank`, of shards whose owner was lost."""

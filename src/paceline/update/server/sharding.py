@@ -180,39 +180,32 @@ class OldShards:
         return whole[max(begin, cut.begin) - cut.begin : min(end, cut.end) - cut.begin]
 
 
-def old_clocks(old: OldCheckpoint, count: int) -> list[int]:
-    """The clocks with which all workers resume, one for each client: those of rank 0."""
-    return [int(old.part(0, "exchange", "streams", k, "clock") or 0) for k in range(count)]
-
-
 def whole_optimizers(old: OldCheckpoint, model: Modules, owned: Owned, topology: Sharded) -> list[dict[str, Any]]:
     """State dictionaries of optimizers that stepped at the owners, for a single worker."""
     found: list[dict[str, Any]] = old.part(0, "optimizers")
     layout = ShardLayout(topology, 1)
     spans = [layout.add_optimizer(optimizer, named) for optimizer, named in owned]
-    numels = [span.numel for span in layout.spans]
-    numels += [part.numel for part in buffer_fragments(model)]
-    shards = OldShards(old, numels, topology)
+    parts = [*(span.fragment for span in layout.spans), *buffer_fragments(model)]
+    shards = OldShards(old, [part.numel for part in parts], topology)
     for (optimizer, _), own, one in zip(owned, spans, found, strict=True):
         every = [p for group in optimizer.param_groups for p in group["params"]]
         place = {id(parameter): number for number, parameter in enumerate(every)}
         one["state"] = {}
         for span in own:
-            for number, state in _states(span, shards.cut(span.number, 0, span.numel), place):
-                one["state"][number] = state
+            one["state"] |= _states(span, shards.cut(span.number, 0, span.numel), place)
     return found
 
 
-def _states(span: Span, shard: dict[str, Any], place: dict[int, int]) -> list[tuple[int, dict[str, Tensor]]]:
-    """(number of a parameter, its optimizer state) pairs of a span; without outer state."""
+def _states(span: Span, shard: dict[str, Any], place: dict[int, int]) -> dict[int, dict[str, Tensor]]:
+    """Number of a parameter -> its optimizer state, of a span; without outer state."""
     rows = {key: span.fragment.unflatten(flat) for key, flat in of_optimizer(shard["tensors"]).items()}
     numbers = of_optimizer(shard["about"]["numbers"])
-    found = []
+    found: dict[int, dict[str, Tensor]] = {}
     for name, parameter in zip(span.fragment.names, span.fragment.tensors, strict=True):
         state = {key: row[name] for key, row in rows.items()}
         state |= {key: torch.tensor(value, dtype=torch.float32) for key, value in numbers.items()}
         if state:
-            found.append((place[id(parameter)], state))
+            found[place[id(parameter)]] = state
     return found
 
 

@@ -128,7 +128,6 @@ class SimulatedService:
         return self._clock.now
 
     def exchange_later(self, pending: PendingExchange, after_s: float) -> Callable[[], None]:
-        """Start the exchange in `after_s` simulated seconds, or earlier when the returned function is called."""
         ask = partial(self._ask, pending)  # without `_check`: an event may not raise
         self._clock.wake(self.rank, after_s, ask)
         return ask
@@ -193,7 +192,6 @@ class SimulatedService:
         pending.answered_at = self._clock.now
 
     def done(self, pending: PendingExchange) -> bool:
-        """Whether it is answered."""
         self._check()
         return pending.done
 

@@ -20,9 +20,8 @@ import contextlib
 import heapq
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -440,8 +439,7 @@ class OwnPeer(SendQueue):
             self._service.ledger_client.handle(self.rank, None, Frame(kind, numbers, None, note))
 
 
-@dataclass(frozen=True)
-class _Held:
+class _Held(NamedTuple):
     """A push whose answer has to wait: its shard, its delay, its exchange, and memory for the values, if wanted."""
 
     shard: int
@@ -466,7 +464,6 @@ class PeerServer:
         service.context.watchers.append(lambda: self._waker.wake() if self._held else None)
 
     def run(self) -> None:
-        """Handle frames until the connection ends."""
         try:
             while not self._context.closed.is_set():
                 if self._held:
@@ -558,8 +555,8 @@ class PeerServer:
             self._answer_push(_Held(shard, answer.delay, pending, out))
         else:  # frames that come after this one must not wait for that
             self._said = runtime.monotonic() if not self._held else self._said
-            keeps = out is not None and self._server.reads_before
-            self._held.append(_Held(shard, answer.delay, pending, out.clone() if keeps and out is not None else out))
+            kept = out.clone() if out is not None and self._server.reads_before else out
+            self._held.append(_Held(shard, answer.delay, pending, kept))
             self._waker.wake()  # clocks may have changed before it was held
         self._service.durability.replicas.pushed(shard)
 
@@ -569,7 +566,7 @@ class PeerServer:
 
     def _answer(self, shard: int, version: int, delay: int, pending: int, out: Tensor | None) -> None:
         safe = self._service.durability.replicas.safe(shard, self._rank)
-        news = self._server.news(shard, self._rank)
+        news = self._server.shards[shard].news.pop(self._rank, None)
         self._context.send(self._channel, FrameKind.ANSWER, (shard, version, delay, pending, *safe), out, news)
 
     def _release(self) -> None:
@@ -615,14 +612,12 @@ class Timers:
         self._number, self._over = 0, False
 
     def put(self, after_s: float, action: Callable[[], None]) -> None:
-        """Run an action in `after_s` seconds."""
         with self._changed:
             self._number += 1
             heapq.heappush(self._due, (runtime.monotonic() + after_s, self._number, action))
             self._changed.notify()
 
     def run(self) -> None:
-        """Run what is due, until `close`."""
         while (action := self._next()) is not None:
             action()
 
