@@ -100,6 +100,7 @@ class Choice:
         overlap: of blocks.
         why: in one sentence.
         blind: whether it was chosen without times.
+        turns: whether few workers make synchronous steps together at first (:mod:`paceline.tuning.sync_scaling`).
     """
 
     lockstep: bool
@@ -108,6 +109,7 @@ class Choice:
     overlap: int
     why: str
     blind: bool = False
+    turns: bool = False
 
     def json(self) -> dict[str, Any]:
         """For a checkpoint."""

@@ -387,7 +387,8 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         mistakes = Mistakes(world, loaders, settings.data)
         buffers = partial(_buffers_of, given, rule, settings)
         times = monitor.spent, monitor.of_blocks
-        measures = Measures(transport, owned, buffers, *times, lambda: loaders.steps_of_pass)
+        can_wait = partial(_can_wait, loaders, together)
+        measures = Measures(transport, owned, buffers, *times, lambda: loaders.steps_of_pass, can_wait)
         tuner = _tuner(rule, given, settings, measures, monitor, exchanges, together)
         on_error.callback(tuner.close)
         chosen = tuner.rule  # by a probe, where the rule has one
@@ -440,6 +441,12 @@ def _connect(
     return membership.transport, membership
 
 
+def _can_wait(loaders: LoaderRegistry, together: bool) -> bool:
+    """Whether workers can take turns: the program asks for each batch, and makes no calls to all workers in a step.
+    `together`: several processes make a worker's steps."""
+    return (loaders.leads or not loaders.idle) and not loaders.calls_in_steps and not together
+
+
 def _due_step(checkpointer: AutoCheckpointer, observers: Sequence[Observer]) -> Callable[[], None] | None:
     """A function that takes the checkpoint step that is due, and tells the observers; None if none is."""
     take = checkpointer.at_iteration_end()
@@ -466,8 +473,8 @@ def _meet_after_passes(
         if checkpointer is not None:
             checkpointer.passed()
 
-    transport.before_calls(loaders.settle)
-    loaders.meet(lambda: context.trains, pass_over)
+    transport.before_calls(loaders.called)
+    loaders.meet(lambda: context.trains, pass_over, engine.wait)
 
 
 def start(parts: RunParts, run: Any) -> None:

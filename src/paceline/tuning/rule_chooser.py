@@ -168,6 +168,7 @@ class RuleChooser:
         model: what is exchanged.
         probes: whether gradients can be exchanged; else it begins with blocks.
         minibatches: returns how many this worker makes in a pass; None while it does not know.
+        can_wait: returns whether workers can take turns, since the program asks paceline for each batch.
         earlier: what an earlier start of this run has chosen, as JSON values; None if nothing.
 
     Attributes:
@@ -184,11 +185,12 @@ class RuleChooser:
         model: ProbedModel,
         probes: bool,
         minibatches: Callable[[], int | None] = lambda: None,
+        can_wait: Callable[[], bool] = lambda: False,
         earlier: Mapping[str, Any] | None = None,
     ) -> None:
         self.asked, self._new_timer, self._model, self.probes = asked, timer, model, probes
         self._probe = asked.schedule.probe or Probe()
-        self._minibatches, self._earlier = minibatches, earlier
+        self._minibatches, self._can_wait, self._earlier = minibatches, can_wait, earlier
         self.choice: Choice | None = None
         self.pending = self.gave_up = False
         self.began = self._steps = self._chosen_at = 0
@@ -236,7 +238,7 @@ class RuleChooser:
     def measurements(self) -> list[Any] | None:
         """This worker's measurements as JSON values; None before there are enough."""
         times = self._timer.measured() if self.probing else None
-        return None if times is None else [*times, self._minibatches(), self._steps, self._earlier]
+        return None if times is None else [*times, self._minibatches(), self._steps, self._earlier, self._can_wait()]
 
     # -- choosing ---------------------------------------------------------------------------------
 
@@ -252,7 +254,9 @@ class RuleChooser:
             return
         times = Measured(median(row[1] for row in measured), self._least_s or max(row[0] for row in measured))
         times = replace(times, minibatches=choices.least_known(row[2] for row in measured))
-        self._take(choices.choose(times, self.asked.paced, self._model.sizes, self._model.chunks), at)
+        chosen = choices.choose(times, self.asked.paced, self._model.sizes, self._model.chunks)
+        turns = chosen.lockstep and all(row and row[5] for row in rows)
+        self._take(replace(chosen, turns=turns), at)
 
     def time_more(self, transport: Transport, rows: Sequence[Any]) -> None:
         """Time further exchanges, together with all workers; `rows`: `measurements` of each."""
@@ -275,7 +279,9 @@ class RuleChooser:
     def scaling(self) -> SyncScaling | None:
         """Of the optimizers in synchronous steps that were chosen; None else, and where they are left as they are."""
         synchronous = self.choice is not None and self.choice.lockstep and self._probe.rate != 0
-        return SyncScaling(self._model.workers, self._probe.rate) if synchronous else None
+        if not synchronous or self.choice is None:
+            return None
+        return SyncScaling(self._model.workers, self._probe.rate, self._chosen_at if self.choice.turns else None)
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -322,7 +328,7 @@ class Measures:
         buffers: returns the elements of averaged buffers.
         spent: total seconds of computing, of waiting and of exchanging; the monitor updates this list in place.
         of_blocks: as for :class:`.period_controller.WallTimer`.
-        minibatches: returns how many this worker makes in a pass; None while it does not know.
+        minibatches, can_wait: as for :class:`RuleChooser`.
     """
 
     transport: Transport
@@ -331,6 +337,7 @@ class Measures:
     spent: Sequence[float]
     of_blocks: Sequence[float]
     minibatches: Callable[[], int | None]
+    can_wait: Callable[[], bool]
 
     def chooser(self, rule: Rule, log: str | Path | None, probes: bool) -> RuleChooser:
         """Of a rule that a probe chooses; `probes`: whether gradients can be exchanged."""
@@ -343,7 +350,8 @@ class Measures:
                 return WallProbeTimer(self.spent, probe.steps)
             return SimulatedProbeTimer(cluster.clock, world, model.gradient_bytes, probe.steps, made)
 
-        return RuleChooser(rule, timer, model, probes, self.minibatches, earlier_choice(log, world.rank))
+        earlier = earlier_choice(log, world.rank)
+        return RuleChooser(rule, timer, model, probes, self.minibatches, self.can_wait, earlier)
 
     def controller(self, rule: Rule, timed: bool, overlaps: bool) -> PeriodController:
         """Of a rule whose period follows times, which have chosen it already if `timed`."""

@@ -104,7 +104,8 @@ class Rates:
             if only is not None and optimizer is not only:
                 continue
             if self.sync is not None and "betas" in group:
-                own, group["betas"] = group["betas"], self.sync.betas(optimizer, group["betas"])
+                own = group["betas"]
+                group["betas"] = self.sync.betas(optimizer, own, self._steps() + 1)
                 self._betas.append((group, own, group["betas"]))
             factor = self.of_workers(optimizer) * self.factor(number)
             if factor == 1 or "lr" not in group:

@@ -27,7 +27,7 @@ from paceline.tuning.names import Changes, flat
 from paceline.tuning.period_controller import PeriodController
 from paceline.tuning.request_files import RequestFiles, TuneRequest
 from paceline.tuning.rule_chooser import RuleChooser
-from paceline.tuning.sync_scaling import WARMUP
+from paceline.tuning.sync_scaling import WARMUP, SyncScaling
 from paceline.tuning.tunables import Tunables
 
 PeriodControllerFor = Callable[[Rule, bool], PeriodController]
@@ -108,6 +108,11 @@ class MeasuredChoices:
         return self.chooser.choice if self.chooser is not None and self.chooser.pending else None
 
     @property
+    def scaling(self) -> SyncScaling | None:
+        """Of synchronous steps that a probe has chosen, from when they begin."""
+        return self._tunables.rates.sync
+
+    @property
     def gave_up(self) -> bool:
         """Whether a probe ended before this step, which exchanges no gradients."""
         return self.chooser is not None and self.chooser.pending and self.chooser.gave_up
@@ -155,7 +160,8 @@ class MeasuredChoices:
         if rates.sync is None:
             return "" if rates.common == 1 else f", the learning rate {rates.common:.3g} times one worker's"
         most = max(rates.sync.highest(optimizer) for optimizer, _ in rates.groups())
-        return f", the learning rate rising to {most:.3g} times one worker's in {WARMUP} steps"
+        how = "as more workers train together" if rates.sync.takes_turns else f"in {WARMUP} steps"
+        return f", the learning rate rising to {most:.3g} times one worker's {how}"
 
     def saved_choice(self) -> dict[str, Any] | None:
         """The present choice for the log, by which a run that is started again takes it; None without a probe."""

@@ -141,6 +141,10 @@ class LoaderRegistry(RunData):
         """Whether the program trains now, rather than evaluates."""
         self.pass_over: Callable[[], None] = lambda: None
         """Called once a pass is over in which the program trained, before anything else is done."""
+        self.turn: Callable[[], None] = lambda: None
+        """Called before the first batch of a step is handed out."""
+        self.calls_in_steps = False
+        """Whether the program has called all workers between a batch and its step."""
         self.passed: Callable[[], None] = lambda: None
         """Called after a pass in which the optimizer stepped."""
         self._under_way: dict[Position, ActivePass] = {}  # the outermost first
@@ -173,9 +177,9 @@ class LoaderRegistry(RunData):
         """What an elastic run calls before the first batch of a pass, and where an iteration is over."""
         self.ready, self.may_leave = ready, may_leave
 
-    def meet(self, trains: Callable[[], bool], pass_over: Callable[[], None]) -> None:
-        """Workers meet after passes in which the program `trains`."""
-        self.trains, self.pass_over = trains, pass_over
+    def meet(self, trains: Callable[[], bool], pass_over: Callable[[], None], turn: Callable[[], None]) -> None:
+        """Workers meet after passes in which the program `trains`, and each waits for its turn in every step."""
+        self.trains, self.pass_over, self.turn = trains, pass_over, turn
 
     def warn_by(self, warn: Callable[[str, str], None], empty: Callable[[], None], led: Callable[[int], None]) -> None:
         """Where warnings go, and what is called after a pass without a batch, and after the first step in one."""
@@ -256,6 +260,11 @@ class LoaderRegistry(RunData):
             self.pass_over()
             self.passed()
 
+    def called(self) -> None:
+        """The program is about to call all workers."""
+        self.calls_in_steps |= self.leads and not self.idle
+        self.settle()
+
     @property
     def _training(self) -> Position | None:
         """Position of the active pass in which the optimizer steps, or will; not of a loader that is read beside it."""
@@ -303,7 +312,14 @@ class LoaderRegistry(RunData):
             return None
         if position is not self._leader or self.idle:  # else in the middle of accumulating gradients
             self.may_leave()
-        return self.safe() if position is self._leader else None
+        take = self.safe() if position is self._leader else None
+        return partial(self._begin_step, take) if self.idle and self._leader in (None, position) else take
+
+    def _begin_step(self, take: Callable[[], None] | None) -> None:
+        """The first batch of a step is about to be handed out."""
+        if take is not None:
+            take()
+        self.turn()
 
     @property
     def others_wait(self) -> bool:

@@ -24,7 +24,7 @@ def auto(
     share: float = 0.02,
     first: int = 4,
     longest: int = 64,
-    probe: int = 10,
+    probe: int = 6,
     sync_rate: float | None = None,
     overlap: int | None = None,
     codec: str | None = None,
@@ -49,7 +49,8 @@ def auto(
         first: minibatches of the first blocks, and of the shortest ones.
         longest: minibatches of the longest blocks, whatever time exchanges then take.
         probe: synchronous steps that are timed before the choice; 0 begins with blocks and chooses the period only.
-        sync_rate: s of synchronous steps (:mod:`paceline.tuning.sync_scaling`); None is by the optimizer, 0 leaves it.
+        sync_rate: s of synchronous steps (:mod:`paceline.tuning.sync_scaling`); None is by the optimizer; 0 leaves it
+            as it is, and all workers train together from the first step.
         overlap: minibatches that are made while an exchange is under way; None chooses, and begins with 0.
         codec: how the delta is written; None chooses among dense, bf16, int8 and e3m0, and begins with dense.
         warmup: synchronous steps before the choice, if more than `probe`.

@@ -28,7 +28,7 @@ class Probe:
         rate: s, where synchronous steps have N^s times the learning rate of one worker; None follows the optimizer.
     """
 
-    steps: int = 10
+    steps: int = 6
     codec: bool = True
     overlap: bool = True
     rate: float | None = None

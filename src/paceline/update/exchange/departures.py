@@ -15,7 +15,7 @@ from collections.abc import Callable
 from paceline.core.world import World
 from paceline.data.sharing.place import ENDED, Place
 from paceline.errors import ElsewhereError, MismatchError
-from paceline.update.exchange.exchanger import ExchangeSummary
+from paceline.update.exchange.exchanger import WAITING, ExchangeSummary
 
 logger = logging.getLogger("paceline")
 
@@ -45,7 +45,7 @@ class Departures:
             return
         furthest = max(going)
         for rank, header in enumerate(summary.headers):
-            if not header.place or (header.brings and not header.leaving):
+            if not header.place or header.kind == WAITING or (header.brings and not header.leaving):
                 continue
             place = Place.unpack(header.place)
             if not _beyond(furthest, place):

@@ -46,6 +46,10 @@ NO_PAYLOAD = 0
 made so far."""
 WARMUP_END = -1
 """The exchange without a payload that ends a warm-up."""
+WAITING = -2
+"""The worker waits for its turn: it brings no payload, and joins any exchange."""
+STEPPED = -3
+"""The worker has made a step in its turn."""
 
 
 def gradients_kind(optimizer: int) -> int:
@@ -158,6 +162,11 @@ class ExchangeSummary:
     def kind(self) -> int:
         """Which exchange this is, where a worker brought a payload."""
         return next(h.kind for h in self.headers if h.brings)
+
+    @cached_property
+    def brought(self) -> list[int]:
+        """Ranks of the workers that brought a payload."""
+        return [rank for rank, h in enumerate(self.headers) if h.brings]
 
     @cached_property
     def asked(self) -> bool:

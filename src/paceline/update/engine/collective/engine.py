@@ -42,8 +42,11 @@ from paceline.update.engine.blocks.model import BlockExchanges, FragmentedModel
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import stepping_scaler
 from paceline.update.engine.gradients.update import RESHARDED, SKIPPED, GradientExchanges
+from paceline.update.engine.turns import Turns
 from paceline.update.exchange.departures import Departures
 from paceline.update.exchange.exchanger import (
+    STEPPED,
+    WAITING,
     WARMUP_END,
     ExchangeHeader,
     Exchanger,
@@ -91,6 +94,14 @@ class Handover:
             "objects": {name: thing.state_dict() for name, thing in self._objects.items()},
         }
 
+    def hand_on(self, source: int) -> None:
+        """Worker `source` gives its optimizers' state to all others; what their programs have set stays."""
+        transport, optimizers = self._run.transport, [optimizer for optimizer, _ in self._run.owned]
+        own = {"states": [one.state_dict()["state"] for one in optimizers]} if transport.world.rank == source else None
+        given = broadcast(transport, own, source)
+        for optimizer, state in zip(optimizers, given["states"], strict=True) if own is None else ():
+            put_state(optimizer, state)
+
     def _take(self, given: dict[str, Any]) -> None:
         for (optimizer, _), saved in zip(self._run.owned, given["optimizers"], strict=False):
             optimizer.load_state_dict(saved)
@@ -104,6 +115,25 @@ class Handover:
         for name, thing in self._objects.items():
             if name in given["objects"]:
                 thing.load_state_dict(given["objects"][name])
+
+
+def put_state(optimizer: Optimizer, given: dict[int, dict[str, Any]]) -> None:
+    """The optimizer's state becomes what another one's state_dict() has, in place where it has such tensors already."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    shapes = {n: {name: getattr(one, "shape", None) for name, one in state.items()} for n, state in given.items()}
+    for number, parameter in enumerate(parameters):
+        now = optimizer.state.get(parameter, {})
+        if {name: getattr(one, "shape", None) for name, one in now.items()} != shapes.get(number, {}):
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": given, "param_groups": groups})
+            return
+    for number, state in given.items():
+        now = optimizer.state[parameters[number]]
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                now[name].copy_(value)
+            else:
+                now[name] = value
 
 
 def schedulers(owned: Owned) -> dict[str, LRScheduler]:
@@ -130,18 +160,18 @@ def broadcast(transport: Transport, own: dict[str, Any] | None, source: int) -> 
     tensors = dict[str, Tensor]()
     rest = flatten(own, tensors, "")
     rows = [[name, flatten(one.dtype, {}, ""), list(one.shape)] for name, one in tensors.items()]
-    rest, rows = transport.gather_json([rest, rows])[source]
-    found: dict[str, Tensor] = {}
-    for name, kind, shape in rows:
-        whole = torch.empty(shape, dtype=build(kind, {}))
-        if own is not None:
-            whole.copy_(tensors[name])
-        flat = whole.reshape(-1).view(torch.uint8)
-        on_wire = flat.to(transport.wire_device(flat.device))
-        if flat.numel():
-            transport.broadcast(on_wire, source).wait()
-            flat.copy_(on_wire)
-        found[name] = whole
+    rest, rows = transport.gather_json([rest, rows] if own is not None else None)[source]
+    found = {name: torch.empty(shape, dtype=build(kind, {})) for name, kind, shape in rows}
+    for name, tensor in tensors.items():
+        found[name].copy_(tensor)
+    parts = [whole.reshape(-1).view(torch.uint8) for whole in found.values()]
+    sizes = [len(part) for part in parts]
+    flat = torch.cat([*parts, torch.empty(0, dtype=torch.uint8)])
+    flat = flat.to(transport.wire_device(flat.device))
+    if len(flat):
+        transport.broadcast(flat, source).wait()
+    for part, arrived in zip(parts, torch.split(flat.cpu(), sizes), strict=True):
+        part.copy_(arrived)
     state: dict[str, Any] = build(rest, found)
     return state
 
@@ -254,6 +284,8 @@ class Engine:
             self.gradient_exchanges.after_step(optimizer)
 
     def on_step(self, warm: bool) -> None:
+        if (turns := self.gradient_exchanges.turns) is not None:
+            turns.stepped()
         for observer in self.run.observers if self.progress.lockstep else ():
             observer.merged(None, self.exchanger.sequence, {}, None)
         if warm:
@@ -301,6 +333,10 @@ class Engine:
             self.adopt(rule)
 
     # -- collective calls -------------------------------------------------------------------------
+
+    def wait(self) -> None:
+        """A step is about to begin: wait for this worker's turn."""
+        self.gradient_exchanges.wait()
 
     def merge(self) -> None:
         """End the current block of every fragment, at any number of minibatches."""
@@ -453,15 +489,43 @@ class Engine:
             summary = self._join_gradients(self.exchanger, leaving)
             if any(h.kind == WARMUP_END for h in summary.headers):
                 self.end_warmup(summary)
-            elif summary.empty:
+            elif summary.all_stand:
                 self._even_out(self.exchanger.transport, summary, self.fragments)
+                if (turns := self.gradient_exchanges.turns) is not None:
+                    turns.begin(self.progress.steps + 1)
                 if summary.all_leaving or not leaving:
                     return True
+            elif (turns := self.gradient_exchanges.turns) is not None:
+                turns.joined(summary)
             self._retune(0)
             measured = self.run.tuner.measured
             if measured.chosen is not None and measured.chosen.lockstep:
                 self.follow_choice()  # but blocks begin when the others meet
         return False
+
+    def _take_turns(self) -> None:
+        """Workers take turns from now on, if the chosen synchronous steps begin with few at a time."""
+        scaling, turns = self.run.tuner.measured.scaling, None
+        if scaling is not None and scaling.takes_turns and self.progress.lockstep:
+            world, steps = self.run.transport.world, self.progress.steps
+            turns = Turns(world, scaling.groups, self._join_turn, self._hand_on, steps)
+        self.gradient_exchanges.take_turns(turns)
+
+    def _join_turn(self, stepped: bool) -> ExchangeSummary:
+        """Join the next exchange without a gradient; `stepped`: this worker has made the step of its turn."""
+        monitor = self.run.monitor
+        monitor.begin()
+        with self._gradients_aside():
+            header = ExchangeHeader(kind=STEPPED if stepped else WAITING, total=self.progress.steps)
+            summary = self.gradient_exchanges.join(self.exchanger.open(header))
+        monitor.end(self.exchanger.timing, None, block=0, warmup=False)
+        self._retune(0)
+        return summary
+
+    def _hand_on(self, source: int) -> None:
+        """A worker gives all others what it has after its step."""
+        agreement.broadcast_start(self.run.transport, self.fragments, source)
+        self.handover.hand_on(source)
 
     def _join_host(self, host: Exchanger, leaving: bool) -> None:
         """Join the steps of this host, and its blocks, until all its processes are there; then hold the same values."""
@@ -568,9 +632,11 @@ class Engine:
         progress.follow_schedule(rule.schedule, self._builds(rule))
         if progress.lockstep and not self.gradient_exchanges.running:
             self.gradient_exchanges.start(self.exchanger)
+        self._take_turns()
 
     def _follow_progress(self) -> None:
         """After a warm-up gradients are exchanged within hosts only."""
+        self._take_turns()
         chosen = self.run.tuner.measured.chooser is not None and not self.progress.lockstep
         if chosen or (self.progress.warm and self.rule.schedule.warmup):
             self._leave_lockstep()

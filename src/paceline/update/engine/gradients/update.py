@@ -42,6 +42,7 @@ from paceline.update.engine.blocks.outer_state import OuterStateChunk, buffer_st
 from paceline.update.engine.context import RunContext
 from paceline.update.engine.grad_scaler import ScalerHook, Scaling, refuse_hidden_scaler, stepping_scaler
 from paceline.update.engine.gradients.buckets import FirstMomentReader, GradientBuckets
+from paceline.update.engine.turns import Turns
 from paceline.update.exchange.exchanger import (
     Chunk,
     ExchangeHeader,
@@ -262,6 +263,7 @@ class GradientUpdate:
         self._wait_for_device()
         monitor.begin()
         if self._pending_header is None:
+            self._all.wait()  # where the program has asked for no batch since its last step
             self._open()
         assert self._pending_header is not None
         pending_header, self._pending_header = self._pending_header, None  # nothing to finish if this raises
@@ -477,6 +479,16 @@ class GradientExchanges:
         self.updates: list[GradientUpdate] = []
         self.running = False
         self._scaler_hook: ScalerHook | None = None
+        self.turns: Turns | None = None
+
+    def take_turns(self, turns: Turns | None) -> None:
+        """Workers take turns from now on, or no longer."""
+        self.turns = turns
+
+    def wait(self) -> None:
+        """Wait for this worker's turn."""
+        if self.turns is not None and not self.closed:
+            self.turns.wait()
 
     def start(self, exchanger: Exchanger) -> None:
         self.running = True
@@ -537,7 +549,10 @@ class GradientExchanges:
         update.scaling.stepped_by(scaler)
         update.before_step()
         if update.problem is not None and scaler is None:  # a scaler finds it on every worker, and all skip
-            raise update.problem
+            if self.turns is None or not self.turns.few:
+                raise update.problem
+            for _, parameter in update.named:
+                parameter.grad = None  # a turn without a step: with all workers it would have been left out
 
     def after_step(self, optimizer: Optimizer) -> None:
         self._update_of(optimizer).stepped()
@@ -556,7 +571,8 @@ class GradientExchanges:
     def sends_early(self) -> bool:
         """Whether chunks are sent before the pass is over; not with several optimizers, whose order could differ
         between workers, nor in a probe, which times exchanges by themselves."""
-        return len(self._run.owned) == 1 and not self._run.tuner.measured.probing
+        mine = self.turns is None or self.turns.mine
+        return mine and len(self._run.owned) == 1 and not self._run.tuner.measured.probing
 
     @property
     def each_step(self) -> bool:
