@@ -173,6 +173,13 @@ def simulate(target: Callable[[], Any], workers: int) -> list[Any]:
     return list(paceline.simulate(target, workers))
 
 
+def rank() -> int:
+    """Of this virtual worker."""
+    found = paceline.communication.virtual.transport.current()
+    assert found is not None
+    return found.world.rank
+
+
 def same_bits(one: State, other: State) -> bool:
     """Whether two states hold the same names and the same bits (nan equal to nan)."""
     return one.keys() == other.keys() and all(

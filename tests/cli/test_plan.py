@@ -16,7 +16,8 @@ import paceline
 from paceline.cli import app
 from paceline_plugins.forecast.plan_command import inputs
 from paceline_plugins.forecast.planner.stopwatch import Timed
-from tests.update.engine.test_blocks import Scalars, rank
+from tests.helpers import rank
+from tests.update.engine.test_blocks import Scalars
 from tests.update.engine.test_diversity import SPEEDS
 
 GIVEN = ("--step-time", 0.1, "--parameters", "1M", "--workers", "1,4", "--rule", "sync", "--rule", "bmuf(period=8)")

@@ -13,7 +13,8 @@ from paceline.observe import read_run
 from paceline_plugins.report.charts import effective_over_time
 from paceline_plugins.report.tables import facts
 from paceline_plugins.report.totals import summarize
-from tests.update.engine.test_blocks import Scalars, rank
+from tests.helpers import rank
+from tests.update.engine.test_blocks import Scalars
 from tests.update.engine.test_diversity import SPEEDS
 
 WORTH = (1.5 / 1.0) ** 2  # of the mean norm 1.5 of displacements whose mean has the norm 1

@@ -12,17 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from tests.helpers import State, same_bits, simulate, state_of
+from tests.helpers import State, rank, same_bits, simulate, state_of
 
 F64 = torch.float64
 N = 3
 Array = np.ndarray[Any, Any]
-
-
-def rank() -> int:
-    found = paceline.communication.virtual.transport.current()
-    assert found is not None
-    return found.world.rank
 
 
 class Numbers(nn.Module):

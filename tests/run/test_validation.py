@@ -16,15 +16,9 @@ import paceline
 from paceline import MismatchError, UnsupportedError
 from paceline.errors import CheckpointError
 from paceline.flow import refuse_waiting
-from tests.helpers import adam, momentum_sgd, sgd, simulate
+from tests.helpers import adam, momentum_sgd, rank, sgd, simulate
 
 RANK = r"\[rank \d of 2 on \S+\]"
-
-
-def rank() -> int:
-    found = paceline.communication.virtual.transport.current()
-    assert found is not None
-    return found.world.rank
 
 
 def backward(model: nn.Module) -> None:

@@ -10,15 +10,10 @@ import pytest
 
 import paceline
 from paceline.tuning import Newbob
-from tests.helpers import simulate
+from tests.helpers import rank, simulate
 
 RULE = "averaging(period=4)"
 STEPS = 12
-
-
-def rank() -> int:
-    found = paceline.communication.virtual.transport.current()
-    return 0 if found is None else found.world.rank
 
 
 def trained(run: Any, held: Any, ask: dict[int, dict[str, Any]], seen: list[float], stop: int = STEPS) -> None:

@@ -13,16 +13,10 @@ from torch import Tensor, nn
 import paceline
 from paceline.rules.schedule import Bounded
 from paceline.update.server.shard import WorkerClocks
-from tests.helpers import simulate
+from tests.helpers import rank, simulate
 
 F64 = torch.float64
 LR = 0.25
-
-
-def rank() -> int:
-    found = paceline.communication.virtual.transport.current()
-    assert found is not None
-    return found.world.rank
 
 
 def program(

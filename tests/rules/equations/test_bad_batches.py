@@ -11,19 +11,13 @@ import torch
 
 import paceline
 from paceline import NonFiniteError
-from tests.helpers import make_net, same_bits, sgd, simulate, state_of
+from tests.helpers import make_net, rank, same_bits, sgd, simulate, state_of
 from tests.tables import dealt
 
 RULES = ["sync", "one_bit(warmup=2)", "sync(reproducible=True)", "averaging(period=2)", "bmuf(period=2, overlap=1)"]
 RULES += ["averaging(period=2, warmup=4)", "streaming_diloco(period=4, fragments=2, overlap=1)"]
 FREE = ["asgd(overlap=0)", "ssp(staleness=2)", "easgd(period=2)", "asgd(period=2)"]
 WHO: list[tuple[Any, ...]] = [((0, 1, 2),), ((1,),)]
-
-
-def rank() -> int:
-    found = paceline.communication.virtual.transport.current()
-    assert found is not None
-    return found.world.rank
 
 
 def program(rule: str, who: tuple[int, ...], guarded: bool, steps: int = 16) -> Callable[[], dict[str, Any]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from tests.helpers import simulate
+from tests.helpers import rank, simulate
 from tests.tables import each_value_fast
 
 LR, EPS, STEPS, N = 0.01, 1e-8, 9, 3
@@ -49,7 +49,6 @@ def reference(warmup: int, passes: int, decay: float, decoupled: bool) -> Tensor
 
 def program(warmup: int, passes: int, decay: float, decoupled: bool, by_hand: bool) -> Callable[[], Tensor]:
     def body() -> Tensor:
-        rank = paceline.communication.virtual.transport.current().world.rank  # type: ignore[union-attr]
         model = nn.Module()
         model.p = nn.Parameter(START.clone())
         kind = torch.optim.AdamW if decoupled else torch.optim.Adam
@@ -58,7 +57,7 @@ def program(warmup: int, passes: int, decay: float, decoupled: bool, by_hand: bo
             for t in range(1, STEPS + 1):
                 optimizer.zero_grad()
                 for k in range(passes):
-                    g = gradient(model.p.detach(), rank, t, k) / passes
+                    g = gradient(model.p.detach(), rank(), t, k) / passes
                     if by_hand:
                         model.p.grad = g if model.p.grad is None else model.p.grad + g
                     else:
@@ -106,7 +105,6 @@ def sparse_reference(warmup: int, decay: float) -> Tensor:
 @pytest.mark.parametrize("warmup", [3, 5])
 def test_workers_that_lack_a_gradient(warmup: int, decay: float) -> None:
     def body() -> Tensor:
-        rank = paceline.communication.virtual.transport.current().world.rank  # type: ignore[union-attr]
         model = nn.Module()
         model.p, model.q = nn.Parameter(START.clone()), nn.Parameter(START.clone())
         optimizer = torch.optim.Adam(model.parameters(), lr=LR, betas=BETAS, eps=EPS, weight_decay=decay)
@@ -114,8 +112,8 @@ def test_workers_that_lack_a_gradient(warmup: int, decay: float) -> None:
             for t in range(1, STEPS + 1):
                 optimizer.zero_grad()
                 loss = model.q.square().sum()
-                if has(rank, t):
-                    loss = loss + (model.p * gradient(model.p.detach(), rank, t, 0)).sum()
+                if has(rank(), t):
+                    loss = loss + (model.p * gradient(model.p.detach(), rank(), t, 0)).sum()
                 loss.backward()
                 optimizer.step()
         return model.p.detach().clone()

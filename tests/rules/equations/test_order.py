@@ -13,15 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from tests.helpers import same_bits, simulate
+from tests.helpers import rank, same_bits, simulate
 
 CODECS = ["dense", "e3m0", "one_bit", "low_rank(rank=1)", "top_k(ratio=0.3)", "int8"]
-
-
-def rank() -> int:
-    found = paceline.communication.virtual.transport.current()
-    assert found is not None
-    return found.world.rank
 
 
 def program(rule: str, steps: Sequence[int], each: Callable[[Any, int], None] | None = None) -> Callable[[], Any]:

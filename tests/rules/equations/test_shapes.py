@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.rules.recipes import RECIPES
-from tests.helpers import distance, same_bits, simulate
+from tests.helpers import distance, rank, same_bits, simulate
 
 RULES = {
     "auto": ["auto(first=2, longest=4)"],
@@ -71,7 +71,6 @@ class Odd(nn.Module):
 
 def program(rule: str, kind: str, imaginary: bool, steps: tuple[int, ...]) -> Callable[[], dict[str, Tensor]]:
     def body() -> dict[str, Tensor]:
-        rank = paceline.communication.virtual.transport.current().world.rank  # type: ignore[union-attr]
         model = Odd(imaginary)
         make: Any = {
             "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
@@ -80,8 +79,8 @@ def program(rule: str, kind: str, imaginary: bool, steps: tuple[int, ...]) -> Ca
         }[kind]
         optimizer = make(model.parameters())
         with paceline.attach(model, optimizer, rule, timeout_s=20) as run:
-            torch.manual_seed(rank)
-            for _ in range(steps[rank]):
+            torch.manual_seed(rank())
+            for _ in range(steps[rank()]):
                 optimizer.zero_grad()
                 model(torch.randn(4, 6)).backward()
                 optimizer.step()

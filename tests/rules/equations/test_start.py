@@ -12,15 +12,9 @@ from torch import Tensor, nn
 
 import paceline
 from paceline import MismatchError, UnsupportedError
-from tests.helpers import make_net, same_bits, sgd, simulate
+from tests.helpers import make_net, rank, same_bits, sgd, simulate
 
 RULES = ["sync", "averaging(period=2)", "bmuf(period=3, overlap=1)", "asgd", "easgd(period=2)", "ssp(staleness=1)"]
-
-
-def rank() -> int:
-    found = paceline.communication.virtual.transport.current()
-    assert found is not None
-    return found.world.rank
 
 
 class Model(nn.Module):

@@ -13,15 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from tests.helpers import adam, momentum_sgd, same_bits, simulate, train
+from tests.helpers import adam, momentum_sgd, rank, same_bits, simulate, train
 
 F64 = torch.float64
-
-
-def rank() -> int:
-    found = paceline.communication.virtual.transport.current()
-    assert found is not None
-    return found.world.rank
 
 
 class Scalars(nn.Module):

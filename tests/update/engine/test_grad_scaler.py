@@ -11,15 +11,9 @@ import torch
 from torch import nn
 
 import paceline
-from tests.helpers import adam, make_net, momentum_sgd, same_bits, simulate, state_of
+from tests.helpers import adam, make_net, momentum_sgd, rank, same_bits, simulate, state_of
 
 F32 = torch.float32
-
-
-def rank() -> int:
-    found = paceline.communication.virtual.transport.current()
-    assert found is not None
-    return found.world.rank
 
 
 def program(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline import NonFiniteError, UnsupportedError
-from tests.helpers import distance, make_net, momentum_sgd, same_bits, sgd, simulate, state_of
+from tests.helpers import distance, make_net, momentum_sgd, rank, same_bits, sgd, simulate, state_of
 
 LARGEST = 65504.0  # of float16
 BATCHES, SAMPLES = 40, 4
@@ -31,11 +31,6 @@ class Narrow(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (scale,) = grads
         return (scale * float("inf") if float(scale) * ctx.size > LARGEST else scale), None
-
-
-def rank() -> int:
-    found = paceline.communication.virtual.transport.current()
-    return found.world.rank if found is not None else 0
 
 
 def batches(worker: int) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torch import nn
 
 import paceline
 from paceline.errors import RuleError
-from tests.helpers import Outcome, Place, Program, adam, distance, momentum_sgd, same_bits, sgd, state_of
+from tests.helpers import Outcome, Place, Program, adam, distance, momentum_sgd, rank, same_bits, sgd, state_of
 
 RULES: list[tuple[str, Callable[[Any], torch.optim.Optimizer]]] = [
     ("bmuf(period=3, within='host')", momentum_sgd),
@@ -87,14 +87,12 @@ def test_the_gain_follows_the_hosts() -> None:
 @pytest.mark.parametrize("steps", [(3, 9, 0, 5), (0, 0, 4, 7), (6, 6, 6, 1)])
 def test_uneven_data_ends_with_one_model(steps: tuple[int, ...]) -> None:
     def program() -> dict[str, torch.Tensor]:
-        found = paceline.communication.virtual.transport.current()
-        assert found is not None
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
         optimizer = momentum_sgd(model.parameters())
         run = paceline.attach(model, optimizer, "bmuf(period=3, within='host')")
-        torch.manual_seed(found.world.rank)
-        for _ in range(steps[found.world.rank]):
+        torch.manual_seed(rank())
+        for _ in range(steps[rank()]):
             optimizer.zero_grad()
             model(torch.randn(4, 3)).square().mean().backward()
             optimizer.step()

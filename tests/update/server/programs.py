@@ -31,12 +31,6 @@ RECIPES = [
 ]
 
 
-def rank() -> int:
-    found = paceline.communication.virtual.transport.current()
-    assert found is not None
-    return found.world.rank
-
-
 def uneven(seed: int = 1) -> Clock:
     """Every minibatch takes 0.5 to 1.5 s, every message 0 to 0.2 s."""
     return Clock(uniform(), lambda source, to, nbytes, generator: generator.uniform(0.0, 0.2), seed)

@@ -14,8 +14,8 @@ from torch import nn
 
 import paceline
 from paceline.forecast.sim import Clock, link, uniform
-from tests.helpers import Program, adam, make_net, momentum_sgd, same_bits, sgd
-from tests.update.server.programs import RECIPES, Numbers, rank, simulate
+from tests.helpers import Program, adam, make_net, momentum_sgd, rank, same_bits, sgd
+from tests.update.server.programs import RECIPES, Numbers, simulate
 
 FULL: dict[str, Any] = {"dropout": 0.3, "norm": True, "schedule": True, "samples": 50, "epochs": 3}
 

@@ -19,8 +19,8 @@ from paceline.rules.topology import Sharded
 from paceline.rules.traffic import FRAME_BYTES, bytes_per_block, overhead_bytes
 from paceline.update.monitor import Monitor
 from paceline.update.server.shard import AddDelta, IncomingPush, ParameterShard, WorkerClocks
-from tests.helpers import make_net, momentum_sgd
-from tests.update.server.programs import Numbers, rank, simulate, uneven
+from tests.helpers import make_net, momentum_sgd, rank
+from tests.update.server.programs import Numbers, simulate, uneven
 
 
 @pytest.fixture

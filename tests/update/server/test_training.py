@@ -21,8 +21,8 @@ from paceline.rules.payload import Delta
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
-from tests.helpers import Place, Program, adam, make_net, momentum_sgd, same_bits, sgd, state_of
-from tests.update.server.programs import RECIPES, Numbers, finite, lines, rank, simulate
+from tests.helpers import Place, Program, adam, make_net, momentum_sgd, rank, same_bits, sgd, state_of
+from tests.update.server.programs import RECIPES, Numbers, finite, lines, simulate
 
 Optimizers = Callable[[Any], torch.optim.Optimizer]
 
