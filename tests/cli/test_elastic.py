@@ -8,8 +8,6 @@ import json
 import os
 import signal
 import socket
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from typer.testing import CliRunner, Result
 from paceline_plugins.sites import saved_plan
 from tests.cli.test_run import Script, _here, assert_gone, run, script, started  # noqa: F401
 from tests.ports import free_port
+from tests.waiting import until
 
 DEADLINE_S = 150.0
 
@@ -59,13 +58,6 @@ def events(log: Path, kind: str) -> list[dict[str, Any]]:
     """Of the whole lines: the last one may be under way."""
     lines = (log / "control.jsonl").read_text().split("\n")[:-1] if (log / "control.jsonl").exists() else []
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
-
-
-def until(say: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not say():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.claim

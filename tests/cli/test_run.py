@@ -23,6 +23,7 @@ from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run.conclusion import clear
 from tests.paths import python_path
 from tests.ports import free_port
+from tests.waiting import alive
 
 DEADLINE_S = 150.0
 Script = Callable[[str], Path]
@@ -73,15 +74,6 @@ def begun(*arguments: object) -> Iterator[subprocess.Popen[str]]:
 def started(*arguments: object) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
     """`paceline run`, as a process of its own."""
     return begun("run", *arguments)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; a dead one that nobody has waited for does not count."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
 
 
 def assert_gone(pids: list[int]) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,9 +15,9 @@ import pytest
 from paceline_plugins.sites import exit_watcher, supervisor
 from paceline_plugins.sites.process import UNKNOWN, Identity, OutputFiles, Process
 from paceline_plugins.sites.supervisor import MAX_DEATHS, PAUSES_S, Supervisor, WorkerCommand
-from tests.cli.test_run import alive, assert_gone
+from tests.cli.test_run import assert_gone
+from tests.waiting import alive, until
 
-DEADLINE_S = 60.0
 Start = Callable[..., Process]
 
 
@@ -35,13 +34,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield one
     for process in started:
         process.signal(signal.SIGKILL)
-
-
-def until(say: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not say():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def ended(process: Process) -> int | None:

@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from devtools.emulation.ssh_machines import Machines, machines, possible
 from paceline.communication import schedulers
 from paceline.observe.reports.read import read_run
 from tests.paths import python_path
+from tests.waiting import until
 
 pytestmark = [pytest.mark.network, pytest.mark.skipif(bool(possible()), reason=possible()), pytest.mark.timeout(300)]
 DEADLINE_S = 120.0
@@ -90,14 +90,6 @@ def finish(process: subprocess.Popen[str], within_s: float = DEADLINE_S) -> str:
         process.wait()
 
 
-def until(what: Callable[[], object], within_s: float = DEADLINE_S) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < deadline, "not so within the deadline"
-        time.sleep(0.05)
-
-
 def trains(project: Path, rank: int, kind: str = "rank") -> bool:
     """Whether a worker has said so, in the log directory of the machine from which all was started."""
     path = project / "logs" / "output" / f"{kind}-{rank:03d}.out"
@@ -106,8 +98,8 @@ def trains(project: Path, rank: int, kind: str = "rank") -> bool:
 
 def nothing_is_left(pair: Machines, project: Path) -> None:
     for machine in range(2):
-        until(lambda machine=machine: not pair.processes(machine, "train.py"), 40.0)
-        until(lambda machine=machine: not pair.processes(machine, "sys.stdin.buffer.read"), 40.0)
+        until(lambda machine=machine: not pair.processes(machine, "train.py"), deadline_s=40.0)
+        until(lambda machine=machine: not pair.processes(machine, "sys.stdin.buffer.read"), deadline_s=40.0)
     assert list(pair.folder.rglob("job.pem")) == []
 
 
@@ -172,8 +164,8 @@ def test_a_link_that_is_cut_is_a_host_that_is_lost(pair: Machines, project: Path
     finally:
         pair.network.mend(1)
     assert process.returncode == 1 and "host1 was lost" in said, said
-    until(lambda: not pair.processes(0, "train.py"), 40.0)
-    until(lambda: not pair.processes(1, "train.py"), 100.0)
+    until(lambda: not pair.processes(0, "train.py"), deadline_s=40.0)
+    until(lambda: not pair.processes(1, "train.py"), deadline_s=100.0)
     nothing_is_left(pair, project)
 
 

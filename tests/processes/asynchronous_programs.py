@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from paceline.update.server.durability import Durability, Replicas
 from paceline.update.server.socket_service import SocketService
 from tests.helpers import FEATURES, adam, make_data, momentum_sgd, sgd, state_of
 from tests.processes.together import all_here
+from tests.waiting import until
 
 RANK = int(os.environ.get("RANK", "0"))
 WORKERS = int(os.environ.get("WORLD_SIZE", "1"))
@@ -357,13 +358,6 @@ def at_the_end(directory: Path) -> None:
         service.confirm_final_model = has_pulled
     _, model = train("asgd", (30, 5, 60)[RANK], log=directory / "log")
     keep(model, directory, "model", after=loss_of(model))
-
-
-def until(what: Callable[[], bool], deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def reached(path: Path) -> bool:

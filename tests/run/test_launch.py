@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 import paceline
 from paceline.errors import UnsupportedError, WorkerFailedError
 from tests.run import launch_programs as programs
+from tests.waiting import alive, until
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120.0
@@ -30,22 +30,6 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logs belong into the working directory."""
     monkeypatch.chdir(tmp_path)
-
-
-def until(true: Callable[[], Any]) -> None:
-    """Wait for it."""
-    end = time.monotonic() + DEADLINE_S
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.processes

@@ -8,8 +8,7 @@ import hashlib
 import logging
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +26,7 @@ from paceline_plugins.sites.relay.places import RelayedPlace
 from paceline_plugins.sites.relay.protocol import MEMBER, STREAM, line, member_name, prelude
 from paceline_plugins.sites.relay.server import RelayServer
 from tests.communication.connections import HERE, SOON, both
+from tests.waiting import until
 
 SHORT = 0.2
 
@@ -72,13 +72,6 @@ def listening(relay: RelayServer, tls: TLS, nonce: str = "a") -> Iterator[tuple[
     """A listener that is reached through the relay alone, and its name there."""
     with Listener(HERE, tls) as listener, entered(relay, tls, nonce, listener.adopt) as found:
         yield listener, found.name
-
-
-def until(call: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SOON
-    while not call():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def ends(caller: RelayMember, listener: Listener, name: str) -> tuple[Channel, Channel]:

@@ -15,19 +15,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    """Poll, with a deadline."""
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
 
 
 class Server:

@@ -12,7 +12,8 @@ import pytest
 
 from paceline_plugins.data.cache import Cache, CacheError, CorruptFileError, NotServedError
 from paceline_plugins.data.cache.checksums import digest_of
-from tests.data.cache.server import Server, until
+from tests.data.cache.server import Server
+from tests.waiting import until
 
 BODY = bytes(range(256)) * 16
 

@@ -14,7 +14,8 @@ from paceline_plugins.data.cache.locks import StallTimeout
 from paceline_plugins.data.cache.names import key_of
 from paceline_plugins.data.cache.prefetch_hints import PrefetchHints
 from paceline_plugins.data.cache.prefetcher import Prefetcher
-from tests.data.cache.server import Server, until
+from tests.data.cache.server import Server
+from tests.waiting import until
 
 KB = 1000
 

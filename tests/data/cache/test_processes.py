@@ -12,9 +12,10 @@ import pytest
 from paceline_plugins.data.cache import Cache
 from paceline_plugins.data.cache.names import key_of
 from tests.data.cache.programs import Worker
-from tests.data.cache.server import Server, until
+from tests.data.cache.server import Server
 from tests.data.cache.test_cache import bytes_in
 from tests.data.cache.test_prefetcher import hints_in
+from tests.waiting import until
 
 pytestmark = pytest.mark.processes
 KB = 1000
