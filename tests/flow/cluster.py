@@ -21,6 +21,13 @@ from tests.nursery import Child, nursery, surroundings
 DEADLINE_S = 90.0
 
 
+def terms(expected: int, **more: Any) -> Terms:
+    """Of a control plane: a worker may be alone."""
+    return Terms(
+        **{"min_workers": 1, "max_workers": 16, "timeout_s": 40.0, "expected": expected, "start_s": 40.0, **more}
+    )
+
+
 class Cluster:
     """A control plane, and workers that run :mod:`tests.flow.program`.
 

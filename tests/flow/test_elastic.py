@@ -13,18 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.flow.control.messages import Terms
 from paceline.observe import read_run
-from tests.flow.cluster import Cluster
+from tests.flow.cluster import Cluster, terms
 from tests.flow.program import counted
 
 pytestmark = pytest.mark.processes
-
-
-def terms(expected: int, **more: Any) -> Terms:
-    return Terms(
-        **{"min_workers": 1, "max_workers": 16, "timeout_s": 40.0, "expected": expected, "start_s": 40.0, **more}
-    )
 
 
 def check(cluster: Cluster, epochs: int = 1, gone: int = 0) -> list[dict[str, Any]]:

@@ -17,17 +17,10 @@ from typing import Any
 import pytest
 
 from paceline.errors import LEFT
-from paceline.flow.control.messages import Terms
-from tests.flow.cluster import Cluster
+from tests.flow.cluster import Cluster, terms
 from tests.flow.program import counted
 
 pytestmark = pytest.mark.processes
-
-
-def terms(expected: int, **more: Any) -> Terms:
-    return Terms(
-        **{"min_workers": 1, "max_workers": 16, "timeout_s": 40.0, "expected": expected, "start_s": 40.0, **more}
-    )
 
 
 def codes(cluster: Cluster) -> list[int]:

@@ -11,7 +11,7 @@ from devtools.counting.job import Job, Kill
 from devtools.counting.play import Played, judged
 
 from paceline.flow.control.messages import Terms
-from tests.flow.cluster import Cluster
+from tests.flow.cluster import Cluster, terms
 from tests.nursery import nursery, surroundings
 
 pytestmark = pytest.mark.processes
@@ -47,10 +47,6 @@ class Counted(Cluster):
         return codes.count(0) == 2
 
 
-def terms() -> Terms:
-    return Terms(min_workers=2, max_workers=8, timeout_s=40.0, expected=2, start_s=40.0)
-
-
 @pytest.mark.parametrize(
     ("kills", "more"),
     [
@@ -69,5 +65,5 @@ def terms() -> Terms:
     ],
 )
 def test_all_die_in_the_first_epoch(tmp_path: Path, kills: list[Kill], more: dict[str, Any]) -> None:
-    with Counted(tmp_path, terms(), kills, **more) as cluster:
+    with Counted(tmp_path, terms(2, min_workers=2, max_workers=8), kills, **more) as cluster:
         assert cluster.to_the_end() == Played(len(kills), 0, 0, 0, 0.0), cluster.said()
