@@ -6,11 +6,15 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from paceline.observe.http_server import BoundedServer
 
 Event = dict[str, Any]
 
@@ -85,6 +89,20 @@ def pushing(rank: int, events: list[Event]) -> list[Event]:
 def lines(events: list[Event]) -> str:
     """Events as the text of a log file."""
     return "".join(json.dumps(event) + "\n" for event in events)
+
+
+@contextmanager
+def served(page: Any) -> Iterator[int]:
+    """The port at which a live page answers."""
+    server = BoundedServer(("127.0.0.1", 0), page.answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 @pytest.fixture

@@ -4,20 +4,17 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.observe.http_server import BoundedServer
 from paceline_plugins.report import live_page, write_report
 from paceline_plugins.report.live_page import LivePage, Status
 from tests.browser import CHROMIUM, Browser, browser
 
-from .conftest import Event, lines, pushing, waiting
+from .conftest import Event, lines, pushing, served, waiting
 
 pytestmark = [
     pytest.mark.processes,
@@ -186,19 +183,6 @@ def test_nothing_of_a_log_runs(opened: Browser, write_run: Write, tmp_path: Path
 # -- a live page -------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def served(page: LivePage) -> Iterator[str]:
-    server = BoundedServer(("127.0.0.1", 0), page.answer)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 @pytest.mark.parametrize("token", ["", "of-the-page"])
 def test_a_live_page_follows_the_run(
     opened: Browser, write_run: Write, monkeypatch: pytest.MonkeyPatch, token: str
@@ -224,7 +208,8 @@ def test_a_live_page_follows_the_run(
     opened.open("about:blank")
     opened.errors.clear()
     opened.requests.clear()
-    with served(page) as address:
+    with served(page) as port:
+        address = f"http://127.0.0.1:{port}/"
         opened.open(address + (f"?token={token}" if token else ""))
         assert "No worker has attached yet." in opened.run("document.querySelector('main').textContent")
         now["status"] = Status("<b>epoch 1</b>", states={0: "at work", 1: "silent"})

@@ -6,25 +6,23 @@ from __future__ import annotations
 import json
 import re
 import socket
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.observe.http_server import MAX_CONNECTIONS, Answer, BoundedServer
+from paceline.observe.http_server import MAX_CONNECTIONS, Answer
 from paceline.observe.reports import read
 from paceline.observe.reports.read import read_run
 from paceline_plugins.report import live_page, write_report
 from paceline_plugins.report.live_page import LivePage, RunFollower, Status
 from paceline_plugins.report.totals import summarize
 
-from .conftest import Event, lines, pushing, waiting
+from .conftest import Event, lines, pushing, served, waiting
 
 Write = Callable[..., Path]
 
@@ -180,19 +178,6 @@ def test_a_page_may_not_be_framed_kept_or_guessed(write_run: Write) -> None:
 
 
 # -- over a real socket ------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def served(page: LivePage) -> Iterator[int]:
-    server = BoundedServer(("127.0.0.1", 0), page.answer)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def test_clients_that_read_nothing_keep_neither_the_page_nor_browsers_waiting(write_run: Write) -> None:
