@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +27,10 @@ from tests.helpers import same_bits, simulate
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from accelerate.state import AcceleratorState, GradientState
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from paceline.doors.adapters.hugging_face import PacelineCallback
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    """accelerate keeps its state once for a process."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+from tests.doors.adapters.test_accelerate import _fresh  # noqa: F401
 
 
 class Evaluated(TrainerCallback):  # type: ignore[misc]
