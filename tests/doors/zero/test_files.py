@@ -476,16 +476,22 @@ def _after(work: Path, change: str, route: str) -> dict[str, bytes] | int | None
     return _all(work)
 
 
+def _beside_what_is_alone(change: str, place: Path) -> Iterator[tuple[Path, str, dict[str, bytes] | int | None]]:
+    """A folder of old files by each route, and what the change comes to in another that no worker overlays."""
+    for route in ROUTES.keys() - (AT_HOME if change in ("rmtree", "folder") else set()):
+        alone, work = (place / route.strip("/") / name / "work" for name in ("alone", "beside"))
+        for folder in (alone, work):
+            _old_files(folder, database="sqlite3" in change)
+        yield work, route, _after(alone, change, route)
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_what_was_there_stays_apart_and_loses_nothing(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for route in ROUTES.keys() - (AT_HOME if change in ("rmtree", "folder") else set()):
-        alone, work = (tmp_path / route.strip("/") / name / "work" for name in ("alone", "overlaid"))
-        for folder in (alone, work):
-            _old_files(folder, database="sqlite3" in change)
-        expected, before = _after(alone, change, route), _all(work)
+    for work, route, expected in _beside_what_is_alone(change, tmp_path):
+        before = _all(work)
         os.chdir(work)
         with worker(1, tmp_path):
             assert _after(work, change, route) == expected, route
@@ -497,11 +503,8 @@ def test_what_rank_0_changes_first_is_for_the_others_as_it_was(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for route in ROUTES.keys() - (AT_HOME if change in ("rmtree", "folder") else set()):
-        alone, work = (tmp_path / route.strip("/") / name / "work" for name in ("alone", "shared"))
-        for folder in (alone, work):
-            _old_files(folder, database="sqlite3" in change)
-        expected, before = _after(alone, change, route), _all(work)
+    for work, route, expected in _beside_what_is_alone(change, tmp_path):
+        before = _all(work)
         os.chdir(work)
         with worker(0, tmp_path):
             assert _after(work, change, route) == expected, route
