@@ -31,26 +31,17 @@ def two_groups(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": [first]}, {"params": others}], 0.1)
 
 
-def saved(path: Path, make: Make, workers: int) -> None:
+def trained(make: Make, workers: int, *, resume: Path | None = None, save: Path | None = None) -> None:
     def program() -> None:
         model = make_net()
         optimizer = make(model.parameters())
         with paceline.attach(model, optimizer, "bmuf(period=1)") as run:
+            if resume is not None:
+                run.resume(resume)
             model(torch.ones(2, 6)).sum().backward()
             optimizer.step()
-            run.save(path)
-
-    simulate(program, workers)
-
-
-def resumed(path: Path, make: Make, workers: int) -> None:
-    def program() -> None:
-        model = make_net()
-        optimizer = make(model.parameters())
-        with paceline.attach(model, optimizer, "bmuf(period=1)") as run:
-            run.resume(path)
-            model(torch.ones(2, 6)).sum().backward()
-            optimizer.step()
+            if save is not None:
+                run.save(save)
 
     simulate(program, workers)
 
@@ -66,24 +57,24 @@ def resumed(path: Path, make: Make, workers: int) -> None:
 def test_another_optimizer_is_refused_before_anything_is_put_back(
     make: Make, said: str, workers: int, tmp_path: Path
 ) -> None:
-    saved(tmp_path / "kept", sgd, 2)
+    trained(sgd, 2, save=tmp_path / "kept")
     with pytest.raises(paceline.CheckpointError, match=said):
-        resumed(tmp_path / "kept", make, workers)
+        trained(make, workers, resume=tmp_path / "kept")
 
 
 def test_adam_is_not_adamw_and_the_same_one_goes_on(tmp_path: Path) -> None:
-    saved(tmp_path / "kept", adamw, 1)
-    resumed(tmp_path / "kept", adamw, 1)
+    trained(adamw, 1, save=tmp_path / "kept")
+    trained(adamw, 1, resume=tmp_path / "kept")
     with pytest.raises(paceline.CheckpointError, match="made with AdamW, and this run trains with Adam;"):
-        resumed(tmp_path / "kept", adam, 1)
+        trained(adam, 1, resume=tmp_path / "kept")
 
 
 def test_a_checkpoint_that_names_no_optimizers_is_known_by_their_settings(tmp_path: Path) -> None:
-    saved(tmp_path / "kept", sgd, 2)
+    trained(sgd, 2, save=tmp_path / "kept")
     manifest = json.loads((tmp_path / "kept" / MANIFEST).read_text())
     del manifest["optimizers"]
     manifest["sum"] = own_sum(manifest)
     (tmp_path / "kept" / MANIFEST).write_text(json.dumps(manifest))
-    resumed(tmp_path / "kept", sgd, 2)
+    trained(sgd, 2, resume=tmp_path / "kept")
     with pytest.raises(paceline.CheckpointError, match=r"other optimizer than Adam: it has .*momentum.*lacks .*betas"):
-        resumed(tmp_path / "kept", adam, 2)
+        trained(adam, 2, resume=tmp_path / "kept")
