@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from paceline.rules.outer import BlockMomentum, Nesterov
+from paceline.rules.outer import BlockMomentum, Nesterov, Outer
 from paceline.rules.outer.base import Coefficients
 from tests.helpers import (
     Outcome,
@@ -50,33 +50,28 @@ def test_bmuf_without_momentum_is_averaging(nesterov: bool) -> None:
     assert distance(a.model, b.model) < 1e-12
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
-@pytest.mark.parametrize(("eta", "zeta"), [(0.75, 1.0), (0.9, 0.7), (0.3, 1.6)])
-def test_block_momentum_is_torchs_sgd_on_the_pseudo_gradient(nesterov: bool, eta: float, zeta: float) -> None:
-    outer, c = BlockMomentum(eta, zeta, nesterov=nesterov), Coefficients(eta, zeta, eta, eta)
+def assert_is_torchs_sgd(outer: Outer, name: str, eta: float, zeta: float, nesterov: bool) -> None:
+    """`name` is that of its state."""
     anchor = torch.randn(50, dtype=F64)
     parameter = nn.Parameter(anchor.clone())
     reference = torch.optim.SGD([parameter], lr=zeta, momentum=eta, nesterov=nesterov)
-    state, out = {"delta": torch.zeros(50, dtype=F64)}, torch.empty(50, dtype=F64)
+    state, out = {name: torch.zeros(50, dtype=F64)}, torch.empty(50, dtype=F64)
     for _ in range(12):
         d = torch.randn(50, dtype=F64)
         parameter.grad = -d
         reference.step()
-        start = outer.step(anchor, d, state, c, out)
+        start = outer.step(anchor, d, state, Coefficients(eta, zeta, eta, eta), out)
         assert (start - parameter).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize(("eta", "zeta"), [(0.75, 1.0), (0.9, 0.7), (0.3, 1.6)])
+def test_block_momentum_is_torchs_sgd_on_the_pseudo_gradient(nesterov: bool, eta: float, zeta: float) -> None:
+    assert_is_torchs_sgd(BlockMomentum(eta, zeta, nesterov=nesterov), "delta", eta, zeta, nesterov)
+
+
 def test_nesterov_is_torchs_sgd() -> None:
-    outer, c = Nesterov(0.9, 0.7), Coefficients(0.9, 0.7, 0.9, 0.9)
-    anchor = torch.randn(50, dtype=F64)
-    parameter = nn.Parameter(anchor.clone())
-    reference = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
-    state, out = {"momentum": torch.zeros(50, dtype=F64)}, torch.empty(50, dtype=F64)
-    for _ in range(12):
-        d = torch.randn(50, dtype=F64)
-        parameter.grad = -d
-        reference.step()
-        assert (outer.step(anchor, d, state, c, out) - parameter).abs().max() < 1e-12
+    assert_is_torchs_sgd(Nesterov(0.9, 0.7), "momentum", 0.9, 0.7, True)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
