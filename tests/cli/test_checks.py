@@ -6,17 +6,14 @@ from __future__ import annotations
 import ast
 import json
 import runpy
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import paceline
-from paceline.cli import app
 from paceline.cli.launch.messages import Messages
 from paceline.cli.run.conclusion import finished
 from paceline.cli.run.failure import LOST
@@ -33,10 +30,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PACELINE_RULE", "PACELINE_RULE_ASKED"):
         monkeypatch.delenv(name, raising=False)
     Path("ok.py").write_text("print('ok')\n")
-
-
-def call(line: str) -> Result:
-    return CliRunner().invoke(app, shlex.split(line))
 
 
 def test_a_rule_of_the_command_line_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
