@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
+from paceline.communication import virtual
 
 FEATURES, HIDDEN, CLASSES = 6, 8, 3
 State = dict[str, Tensor]
@@ -53,6 +54,20 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 def momentum_sgd(params: Any) -> torch.optim.Optimizer:
     """SGD with momentum."""
     return torch.optim.SGD(params, lr=0.05, momentum=0.9)
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    """A step with the cross entropy of a batch."""
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def descend(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
+    """A step with the mean square of the model's outputs, which needs no labels."""
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
 
 
 def state_of(model: nn.Module) -> State:
@@ -173,11 +188,16 @@ def simulate(target: Callable[[], Any], workers: int) -> list[Any]:
     return list(paceline.simulate(target, workers))
 
 
+def here() -> virtual.VirtualTransport:
+    """The transport of this virtual worker."""
+    found = virtual.current()
+    assert found is not None
+    return found
+
+
 def rank() -> int:
     """Of this virtual worker."""
-    found = paceline.communication.virtual.transport.current()
-    assert found is not None
-    return found.world.rank
+    return here().world.rank
 
 
 def same_bits(one: State, other: State) -> bool:

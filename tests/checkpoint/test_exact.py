@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import paceline
-from tests.helpers import FEATURES, Program, adam, make_net, momentum_sgd, same_bits, sgd, simulate, train
+from tests.helpers import FEATURES, Program, adam, descend, make_net, momentum_sgd, same_bits, sgd, simulate, train
 
 RECIPES: dict[str, Any] = {
     "sync": momentum_sgd,
@@ -76,9 +76,7 @@ def test_a_merge_right_after_a_block_does_not_end_the_checkpoints(tmp_path: Path
             share = run.share(torch.randn(32, FEATURES).split(4))  # two blocks of each of two workers
             for _ in range(3):
                 for inputs in share:
-                    optimizer.zero_grad()
-                    model(inputs).square().mean().backward()
-                    optimizer.step()
+                    descend(model, optimizer, inputs)
                 run.merge()
         return run.minibatches
 

@@ -10,12 +10,7 @@ import torch
 
 from paceline.communication import virtual
 from paceline.errors import PeerLostError
-
-
-def here() -> virtual.VirtualTransport:
-    found = virtual.current()
-    assert found is not None
-    return found
+from tests.helpers import here
 
 
 def test_parts_go_their_own_way() -> None:

@@ -16,12 +16,7 @@ import torch
 import paceline
 from paceline.communication import virtual
 from paceline.errors import PeerLostError
-
-
-def here() -> virtual.VirtualTransport:
-    found = virtual.current()
-    assert found is not None
-    return found
+from tests.helpers import here
 
 
 def test_operations() -> None:

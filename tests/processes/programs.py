@@ -24,7 +24,7 @@ import paceline
 from paceline.core import runtime
 from paceline.update.engine.blocks import outer_state
 from paceline.update.exchange.exchanger import InFlightExchange
-from tests.helpers import Place, Program, adam, make_net, momentum_sgd, sgd, state_of
+from tests.helpers import Place, Program, adam, descend, make_net, momentum_sgd, sgd, state_of
 from tests.processes.together import all_here
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -182,9 +182,7 @@ def rejected(directory: Path) -> None:
 def train_alone(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
     torch.manual_seed(RANK)
     for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.randn(4, 6)).square().mean().backward()
-        optimizer.step()
+        descend(model, optimizer, torch.randn(4, 6))
 
 
 def four(directory: Path) -> None:
@@ -255,9 +253,7 @@ def ends(directory: Path, rule: str, kept: str, end: str) -> None:
     loader = run.share(torch.utils.data.DataLoader(torch.randn(96, 6), 4))
     at = 0 if rule == "asgd" and end == "one error" else 7  # a slow worker gets few batches
     for step, x in enumerate(loader):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
+        descend(model, optimizer, x)
         if step == at and (end == "error" or (end == "one error" and RANK == 1)):
             raise KeyError("the user's own")
         if step == 7 and end == "exit":

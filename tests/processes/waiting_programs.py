@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import paceline
-from tests.helpers import make_net, sgd
+from tests.helpers import descend, make_net, sgd
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -36,9 +36,7 @@ def apart(directory: Path) -> None:
     run = paceline.attach(model, optimizer, "bmuf(period=2)", timeout_s=12, log=directory / "log")
     with run:
         for step in range(1000):
-            optimizer.zero_grad()
-            model(torch.randn(4, 6)).square().mean().backward()
-            optimizer.step()
+            descend(model, optimizer, torch.randn(4, 6))
             if step == 6:
                 break
         if RANK == 1:
@@ -87,9 +85,7 @@ def elsewhere(directory: Path) -> None:
         run = paceline.attach(model, optimizer, rule, timeout_s=60)
         try:
             for step in range(30):
-                optimizer.zero_grad()
-                model(torch.randn(4, 6)).square().mean().backward()
-                optimizer.step()
+                descend(model, optimizer, torch.randn(4, 6))
                 if step == 5 and RANK == 0:
                     call(run)
         except paceline.MismatchError as error:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import paceline
 from paceline.errors import UnsupportedError
-from tests.helpers import CLASSES, FEATURES, make_data
+from tests.helpers import CLASSES, FEATURES, learn, make_data
 
 WORKERS, BATCH, PASSES = 3, 4, 3
 Change = Callable[[nn.Sequential], None]
@@ -143,9 +143,7 @@ def program(rule: str, kind: Kind, before: bool = False) -> bool:
         kind.change(model)
     for number in range(PASSES):
         for x, y in shared:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
+            learn(model, optimizer, x, y)
             if not kind.once:
                 kind.change(model)
         if kind.once and number == 0 and not before:

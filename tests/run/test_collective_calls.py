@@ -13,7 +13,7 @@ import torch
 import paceline
 from paceline.communication.base import _ADVICE, AGREEMENT, advice
 from paceline.errors import ElsewhereError
-from tests.helpers import make_net, same_bits, sgd, simulate, state_of
+from tests.helpers import descend, make_net, same_bits, sgd, simulate, state_of
 
 Call = Callable[[paceline.Run, Path], Any]
 CALLS: dict[str, Call] = {
@@ -32,9 +32,7 @@ RULES = ["bmuf(period=2)", "sync", "bmuf(period=2, overlap=2)", "streaming_diloc
 
 def steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
     for _ in range(count):
-        optimizer.zero_grad()
-        model(torch.randn(4, 6)).square().mean().backward()
-        optimizer.step()
+        descend(model, optimizer, torch.randn(4, 6))
 
 
 def program_of(rule: str, call: Call, path: Path, said: list[str]) -> Callable[[], None]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import paceline
-from tests.helpers import State, adam, make_net, same_bits, sgd, simulate, state_of
+from tests.helpers import State, adam, descend, make_net, same_bits, sgd, simulate, state_of
 
 RULES = [
     "averaging(period=100)",
@@ -38,9 +38,7 @@ def trained(rule: str, merges: Callable[[int, int], bool], steps: Callable[[int]
         rank = run.world.rank
         torch.manual_seed(rank)
         for step in range(1, steps(rank) + 1):
-            optimizer.zero_grad()
-            model(torch.randn(4, 6)).square().mean().backward()
-            optimizer.step()
+            descend(model, optimizer, torch.randn(4, 6))
             if merges(rank, step):
                 run.merge()
                 merged.append((step, rank, run.global_state()))

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import paceline
 from paceline.run import hooks
-from tests.helpers import make_data, make_net, sgd, simulate
+from tests.helpers import learn, make_data, make_net, sgd, simulate
 
 Batches = Iterable[Any]
 Choose = Callable[[paceline.Run, DataLoader[Any]], Batches]
@@ -24,9 +24,7 @@ Choose = Callable[[paceline.Run, DataLoader[Any]], Batches]
 
 def train(run: paceline.Run, model: Any, optimizer: Any, batches: Batches, schedule: Any = None) -> None:
     for x, y in batches:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
+        learn(model, optimizer, x, y)
         if schedule is not None:
             schedule.step()
 
@@ -89,9 +87,7 @@ def test_a_test_for_the_last_batch(kind: str) -> None:
         names = {"run": run, "loader": loader}
         for _ in range(2):
             for i, (x, y) in enumerate(shared):
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(model, optimizer, x, y)
                 asked = len(loader) if kind == "of the own loader" else eval(length, names)
                 if i + 1 == asked:
                     last.append(run.world.rank)

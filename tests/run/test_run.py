@@ -238,18 +238,11 @@ def test_a_beta_set_later_stays_when_the_rule_changes_and_when_others_leave() ->
         model = make_net()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.999))
         run = paceline.attach(model, optimizer, "bmuf_adam", period=2)
-
-        def two_blocks() -> None:
-            for _ in range(4):
-                optimizer.zero_grad()
-                model(torch.randn(4, 6)).square().mean().backward()
-                optimizer.step()
-
         found = [optimizer.param_groups[0]["betas"]]
         for settings in ({"betas": (0.8, 0.99)}, {"gain": 1.5}):
             if rank() == 0:
                 run.tune(**settings)
-            two_blocks()
+            steps(model, optimizer, 4)  # two blocks
             found.append(optimizer.param_groups[0]["betas"])
         run._engine.blocks.renumber(2)
         found.append(optimizer.param_groups[0]["betas"])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from tests.helpers import rank, same_bits, simulate
+from tests.helpers import descend, rank, same_bits, simulate
 
 CODECS = ["dense", "e3m0", "one_bit", "low_rank(rank=1)", "top_k(ratio=0.3)", "int8"]
 
@@ -28,9 +28,7 @@ def program(rule: str, steps: Sequence[int], each: Callable[[Any, int], None] | 
         run = paceline.attach(model, optimizer, rule, timeout_s=20)
         torch.manual_seed(rank())
         for step in range(steps[rank()]):
-            optimizer.zero_grad()
-            model(torch.randn(4, 4)).square().mean().backward()
-            optimizer.step()
+            descend(model, optimizer, torch.randn(4, 4))
             if each is not None:
                 each(run, step)
         run.close()

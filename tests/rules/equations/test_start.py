@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline import MismatchError, UnsupportedError
-from tests.helpers import make_net, rank, same_bits, sgd, simulate
+from tests.helpers import descend, make_net, rank, same_bits, sgd, simulate
 
 RULES = ["sync", "averaging(period=2)", "bmuf(period=3, overlap=1)", "asgd", "easgd(period=2)", "ssp(staleness=1)"]
 
@@ -55,9 +55,7 @@ def program(rule: str) -> Callable[[], list[dict[str, Tensor]]]:
         run = paceline.attach(model, optimizer, rule, timeout_s=20)
         start = contents(model)
         for _ in range(5):
-            optimizer.zero_grad()
-            model(torch.randn(4, 6)).square().mean().backward()
-            optimizer.step()
+            descend(model, optimizer, torch.randn(4, 6))
         run.close()
         return [before, start, contents(model)]
 
@@ -86,9 +84,7 @@ def test_what_another_run_trains_is_left_alone() -> None:
         for step in range(8):
             if step == 2 and second:
                 late = paceline.attach(model, other, "averaging(period=2)", timeout_s=20)
-            one.zero_grad()
-            model["a"](torch.randn(4, 6)).square().mean().backward()
-            one.step()
+            descend(model["a"], one, torch.randn(4, 6))
         run.close()
         if late is not None:
             late.close()
@@ -138,9 +134,7 @@ def test_a_parameter_that_is_unfrozen_later_is_refused(rule: str) -> None:
         paceline.attach(model, optimizer, rule, timeout_s=20)
         for step in range(8):
             model[0].requires_grad_(step >= 3)
-            optimizer.zero_grad()
-            model(torch.randn(4, 6)).square().mean().backward()
-            optimizer.step()
+            descend(model, optimizer, torch.randn(4, 6))
 
     with pytest.raises(UnsupportedError, match="attach again"):
         simulate(body, 2)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from tests.helpers import adam, momentum_sgd, rank, same_bits, simulate, train
+from tests.helpers import adam, descend, momentum_sgd, rank, same_bits, simulate, train
 
 F64 = torch.float64
 
@@ -190,9 +190,7 @@ def test_no_exchange_is_larger_than_its_share(overlap: int) -> None:
             run = paceline.attach(model, optimizer, "bmuf", period=8, fragments=fragments, overlap=overlap)
             sent, before = [], run.bytes_sent
             for _ in range(18):
-                optimizer.zero_grad()
-                model(torch.randn(2, 16)).square().mean().backward()
-                optimizer.step()
+                descend(model, optimizer, torch.randn(2, 16))
                 sent.append(run.bytes_sent - before)
                 before = run.bytes_sent
             run.close()
@@ -396,9 +394,7 @@ def test_whether_the_background_is_early_or_late_does_not_show(rule: str) -> Non
             cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=40)
             torch.manual_seed(rank())
             for step in range(18):
-                optimizer.zero_grad()
-                model(torch.randn(5, 4)).square().mean().backward()
-                optimizer.step()
+                descend(model, optimizer, torch.randn(5, 4))
                 if look and step % 2:
                     run.global_state()
                 cycle.step()

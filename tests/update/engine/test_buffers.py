@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import paceline
 from paceline.core import flat as paceline_flat
-from tests.helpers import CLASSES, FEATURES, State, make_data, same_bits, simulate, state_of
+from tests.helpers import CLASSES, FEATURES, State, learn, make_data, same_bits, simulate, state_of
 
 WORKERS, BATCH, ROWS = 3, 4, 8
 COLLECTIVE = [
@@ -230,9 +230,7 @@ def test_buffers_that_are_constant_are_not_named(caplog: pytest.LogCaptureFixtur
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         with paceline.attach(model, optimizer, "bmuf(period=3)") as run:
             for x, y in run.share(DataLoader(make_data(48), BATCH)):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(model, optimizer, x, y)
         return state_of(model)
 
     with caplog.at_level(logging.WARNING, "paceline"):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import paceline
-from tests.helpers import adam, make_net, momentum_sgd, rank, same_bits, simulate, state_of
+from tests.helpers import adam, descend, make_net, momentum_sgd, rank, same_bits, simulate, state_of
 
 F32 = torch.float32
 
@@ -68,9 +68,7 @@ def test_with_a_scaler_the_result_is_that_without_one() -> None:
         with paceline.attach(model, opt, "sync"):
             torch.manual_seed(rank())
             for _ in range(8):
-                opt.zero_grad()
-                model(torch.randn(4, 6)).square().mean().backward()
-                opt.step()
+                descend(model, opt, torch.randn(4, 6))
         return state_of(model)
 
     found = simulate(program("sync", overflow=lambda step: False), 2)[0]["model"]

@@ -21,7 +21,7 @@ import paceline
 from paceline import MismatchError, UnsupportedError
 from paceline.communication import virtual
 from paceline_plugins.receipts import audit
-from tests.helpers import State, adam, make_data, make_net, same_bits, sgd, simulate, state_of
+from tests.helpers import State, adam, learn, make_data, make_net, same_bits, sgd, simulate, state_of
 from tests.tables import each_value_fast
 
 SAMPLES, BATCH, EPOCHS, WORKERS = 96, 4, 3, 2
@@ -237,9 +237,7 @@ def test_a_schedule_that_counts_minibatches_of_its_own_is_named() -> None:
                 optimizer.param_groups[0]["lr"] = 0.1 / (1 + batch)
                 if run.world.rank == 1 and batch == 3:
                     continue
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(model, optimizer, x, y)
 
     with pytest.raises(MismatchError, match=r"different learning rates: rank 0 .* at 0.025; rank 1 .* at 0.02,"):
         simulate(program, WORKERS)
@@ -314,9 +312,7 @@ def test_a_resume_after_skipped_minibatches_has_the_same_bits(rule: str, tmp_pat
                 for batch, (x, y) in enumerate(shared):
                     if epoch == 0 and SKIPS["rank 0"](run.world.rank, epoch, batch):
                         continue
-                    optimizer.zero_grad()
-                    nn.functional.cross_entropy(model(x), y).backward()
-                    optimizer.step()
+                    learn(model, optimizer, x, y)
                 if epoch == 0:
                     run.save(tmp_path / "saved")
         return state_of(model)
@@ -429,9 +425,7 @@ def test_passes_that_not_all_workers_begin_are_named() -> None:
             if run.is_main:
                 next(iter(shared))
             for x, y in shared:
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(model, optimizer, x, y)
 
     with pytest.raises(MismatchError, match=r"different passes over their data: rank 0 .* in pass 2; rank 1 .* pass 1"):
         simulate(program, WORKERS)
@@ -474,9 +468,7 @@ def test_an_iterator_that_the_program_keeps(rule: str) -> None:
                     x, y = next(batches)
                 if run.world.rank == 1 and number % 7 == 3:
                     continue
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(model, optimizer, x, y)
         seen.models.append(state_of(model))
         return seen
 
@@ -495,9 +487,7 @@ def test_a_checkpoint_that_falls_due_while_one_worker_waits_at_the_end_of_its_pa
                 for batch, (x, y) in enumerate(shared):
                     if SKIPS["rank 0"](run.world.rank, epoch, batch):
                         continue
-                    optimizer.zero_grad()
-                    nn.functional.cross_entropy(model(x), y).backward()
-                    optimizer.step()
+                    learn(model, optimizer, x, y)
         seen.models.append(state_of(model))
         return seen
 
@@ -556,9 +546,7 @@ def test_batches_that_another_thread_reads_are_refused(rule: str) -> None:
         optimizer = sgd(model.parameters())
         with paceline.attach(model, optimizer, rule) as run:
             for x, y in ReadAhead(run.share(DataLoader(make_data(SAMPLES), BATCH))):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(model, optimizer, x, y)
 
     with pytest.raises(UnsupportedError, match="the thread reader reads the training data ahead"):
         simulate(program, WORKERS)

@@ -12,7 +12,7 @@ from torch import nn
 
 import paceline
 from paceline.errors import RuleError
-from tests.helpers import Outcome, Place, Program, adam, distance, momentum_sgd, rank, same_bits, sgd, state_of
+from tests.helpers import Outcome, Place, Program, adam, descend, distance, momentum_sgd, rank, same_bits, sgd, state_of
 
 RULES: list[tuple[str, Callable[[Any], torch.optim.Optimizer]]] = [
     ("bmuf(period=3, within='host')", momentum_sgd),
@@ -93,9 +93,7 @@ def test_uneven_data_ends_with_one_model(steps: tuple[int, ...]) -> None:
         run = paceline.attach(model, optimizer, "bmuf(period=3, within='host')")
         torch.manual_seed(rank())
         for _ in range(steps[rank()]):
-            optimizer.zero_grad()
-            model(torch.randn(4, 3)).square().mean().backward()
-            optimizer.step()
+            descend(model, optimizer, torch.randn(4, 3))
         run.close()
         return state_of(model)
 
