@@ -386,9 +386,8 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         loaders = LoaderRegistry(world, settings.seed, monitor.epoch, monitor.waited)
         mistakes = Mistakes(world, loaders, settings.data)
         buffers = partial(_buffers_of, given, rule, settings)
-        times = monitor.spent, monitor.of_blocks
-        can_wait = partial(_can_wait, loaders, together)
-        measures = Measures(transport, owned, buffers, *times, lambda: loaders.steps_of_pass, can_wait)
+        of_data = lambda: loaders.steps_of_pass, lambda: loaders.can_wait and not together
+        measures = Measures(transport, owned, buffers, monitor.spent, monitor.of_blocks, *of_data)
         tuner = _tuner(rule, given, settings, measures, monitor, exchanges, together)
         on_error.callback(tuner.close)
         chosen = tuner.rule  # by a probe, where the rule has one
@@ -439,12 +438,6 @@ def _connect(
     first = grow.first if grow is not None else 0
     membership = flow.join(flow.fingerprint(rule, model, owned, settings), settings, first)
     return membership.transport, membership
-
-
-def _can_wait(loaders: LoaderRegistry, together: bool) -> bool:
-    """Whether workers can take turns: the program asks for each batch, and makes no calls to all workers in a step.
-    `together`: several processes make a worker's steps."""
-    return (loaders.leads or not loaders.idle) and not loaders.calls_in_steps and not together
 
 
 def _due_step(checkpointer: AutoCheckpointer, observers: Sequence[Observer]) -> Callable[[], None] | None:

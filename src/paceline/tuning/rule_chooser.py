@@ -279,9 +279,8 @@ class RuleChooser:
     def scaling(self) -> SyncScaling | None:
         """Of the optimizers in synchronous steps that were chosen; None else, and where they are left as they are."""
         synchronous = self.choice is not None and self.choice.lockstep and self._probe.rate != 0
-        if not synchronous or self.choice is None:
-            return None
-        return SyncScaling(self._model.workers, self._probe.rate, self._chosen_at if self.choice.turns else None)
+        began = self._chosen_at if self.choice is not None and self.choice.turns else None
+        return SyncScaling(self._model.workers, self._probe.rate, began) if synchronous else None
 
     # -- checkpoints ------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from paceline.tuning.names import Changes, flat
 from paceline.tuning.period_controller import PeriodController
 from paceline.tuning.request_files import RequestFiles, TuneRequest
 from paceline.tuning.rule_chooser import RuleChooser
-from paceline.tuning.sync_scaling import WARMUP, SyncScaling
+from paceline.tuning.sync_scaling import WARMUP
 from paceline.tuning.tunables import Tunables
 
 PeriodControllerFor = Callable[[Rule, bool], PeriodController]
@@ -106,11 +106,6 @@ class MeasuredChoices:
     def chosen(self) -> Choice | None:
         """A choice of the rule that has not taken effect yet."""
         return self.chooser.choice if self.chooser is not None and self.chooser.pending else None
-
-    @property
-    def scaling(self) -> SyncScaling | None:
-        """Of synchronous steps that a probe has chosen, from when they begin."""
-        return self._tunables.rates.sync
 
     @property
     def gave_up(self) -> bool:

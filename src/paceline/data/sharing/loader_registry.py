@@ -143,8 +143,7 @@ class LoaderRegistry(RunData):
         """Called once a pass is over in which the program trained, before anything else is done."""
         self.turn: Callable[[], None] = lambda: None
         """Called before the first batch of a step is handed out."""
-        self.calls_in_steps = False
-        """Whether the program has called all workers between a batch and its step."""
+        self._calls_in_steps = False  # whether the program has called all workers between a batch and its step
         self.passed: Callable[[], None] = lambda: None
         """Called after a pass in which the optimizer stepped."""
         self._under_way: dict[Position, ActivePass] = {}  # the outermost first
@@ -262,8 +261,13 @@ class LoaderRegistry(RunData):
 
     def called(self) -> None:
         """The program is about to call all workers."""
-        self.calls_in_steps |= self.leads and not self.idle
+        self._calls_in_steps |= self.leads and not self.idle
         self.settle()
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether workers can take turns: the program asks for each batch, and calls not all workers in a step."""
+        return (self.leads or not self.idle) and not self._calls_in_steps
 
     @property
     def _training(self) -> Position | None:

@@ -19,11 +19,10 @@ class Turns:
     """One worker's count of all turns.
 
     Args:
-        world: this worker.
         groups: gives the number of groups of the round in which workers make a step, counted from 1.
         join: takes part in the next exchange without a gradient, given whether this worker has just made a step.
         give: a worker gives all others what it has after its step.
-        steps: that this worker has made.
+        steps: of this worker so far.
     """
 
     def __init__(

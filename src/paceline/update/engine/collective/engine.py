@@ -505,7 +505,7 @@ class Engine:
 
     def _take_turns(self) -> None:
         """Workers take turns from now on, if the chosen synchronous steps begin with few at a time."""
-        scaling, turns = self.run.tuner.measured.scaling, None
+        scaling, turns = self.run.tuner.tunables.rates.sync, None
         if scaling is not None and scaling.takes_turns and self.progress.lockstep:
             world, steps = self.run.transport.world, self.progress.steps
             turns = Turns(world, scaling.groups, self._join_turn, self._hand_on, steps)
