@@ -34,8 +34,8 @@ WARMUP = 64  # W, steps
 
 
 class SyncScaling:
-    """Of N `workers`; `exponent` is s, None for that of the optimizer; one that is given has no bound. Workers take turns
-    after `began` steps of each; None if they do not."""
+    """Of N `workers`; `exponent` is s, None for that of the optimizer, and one that is given has no bound; workers take
+    turns after `began` steps of each, None if they do not."""
 
     def __init__(self, workers: int, exponent: float | None = None, began: int | None = None) -> None:
         self._workers, self._exponent, self._began = workers, exponent, began

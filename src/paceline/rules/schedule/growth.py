@@ -57,7 +57,7 @@ class Growth:
         check_number("rate_exponent", self.rate_exponent, 0, 1, to=True)
 
     def next(self, workers: int, most: int, effective: float, blocks: int, minibatches: int = 0) -> int:
-        """k of the next block, after so many `blocks` of k `workers`, N at `most`; `effective` is E, `minibatches` m."""
+        """k of the next block, after so many `blocks` of k `workers` of `most`; E is `effective`, m `minibatches`."""
         grows = blocks >= self.blocks and effective >= self.threshold * workers
         return min(most, 2 * workers) if grows else workers
 
