@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loss of everyday programs on N workers at equal samples, with nothing tuned, beside synchronous training tuned.
 
-    python benchmarks/quality/everyday.py [--out FOLDER] [--workers 8,32] [--seeds 0,1,2] [--programs gpt,cnn] [--quick]
+    python benchmarks/quality/everyday.py [--out FOLDER] [--workers 8,32] [--seeds 0,1,2] [--programs gpt,cnn]
+        [--lengths 1,1.5] [--quick]
 
 The programs of `_everyday` run unchanged, by zero lines, on virtual workers; each has its author's schedule, and a rate
 that was tuned for one machine. Rows: one machine; `auto`; `sync` with the rate 1, root N and N times, of which the best
-in the mean over the seeds counts as tuned; `auto(probe=0)`, which is `auto` where gradients cannot be exchanged. The
-last line is a JSON object: `workers`, by N `auto_over_one` and `auto_over_tuned_sync` (of the mean losses, less 1: each
-program's, their median and the worst), and `losses` (program, N, rule, factor of the rate, seed, loss).
+in the mean over the seeds counts as tuned. `auto` is trained with more minibatches as well, by the factors `--lengths`.
+The last line is a JSON object: `workers`, by N
+- `auto_over_one`, `auto_over_tuned_sync`: of the mean losses, less 1: each program's, their median and the worst;
+- `speed_up_in_steps`: one machine's steps over those that `auto` makes one after another;
+- `speed_up_to_one`: the same of the shortest of the lengths with which the mean loss is at most one machine's, 0 if
+  none; exchanges take no time in either;
+and `losses` (program, N, rule, factor of the rate, length, seed, loss).
 """
 
 from __future__ import annotations
@@ -28,28 +33,44 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 
 import _quick
 
+from paceline.rules.schedule import Probe
+from paceline.tuning.sync_scaling import SyncScaling
+
 PROGRAMS = Path(__file__).resolve().parent / "_everyday"
-MINIBATCHES = {"gpt": 4096, "cnn": 6250, "lstm": 4096, "recommender": 4096}
+MINIBATCHES = {"gpt": 4096, "cnn": 6250, "lstm": 4096, "recommender": 4096, "diffusion": 4096, "unet": 3072}
 LOSS = re.compile(r"held-out loss (\S+)")
-Row = tuple[str, int, str, float, int]
-"""Program, workers, rule, factor of the rate, seed."""
+Row = tuple[str, int, str, float, float, int]
+"""Program, workers, rule, factor of the rate, factor of the minibatches, seed."""
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """What is trained."""
     for seed in map(int, options.seeds.split(",")):
         for program in options.programs.split(","):
-            yield program, 1, "", 1.0, seed
+            yield program, 1, "", 1.0, 1.0, seed
             for workers in map(int, options.workers.split(",")):
-                yield from ((program, workers, rule, 1.0, seed) for rule in options.rules.split(";"))
+                lengths = map(float, options.lengths.split(","))
+                yield from ((program, workers, "auto", 1.0, length, seed) for length in lengths)
                 rates = (1.0, round(workers**0.5, 3), float(workers))[: 1 if options.quick else 3]
-                yield from ((program, workers, "sync", rate, seed) for rate in rates)
+                yield from ((program, workers, "sync", rate, 1.0, seed) for rate in rates)
+
+
+def minibatches_of(options: argparse.Namespace, program: str, length: float = 1.0) -> int:
+    """Of all workers."""
+    return int(length * (options.minibatches or MINIBATCHES[program]))
+
+
+def steps(workers: int, minibatches: int) -> int:
+    """That `auto` makes one after another."""
+    probe = Probe().steps + 1
+    scaling = SyncScaling(workers, began=probe)
+    return probe + sum(map(scaling.groups, range(probe + 1, minibatches // workers + 1)))
 
 
 def train(options: argparse.Namespace, row: Row) -> float:
     """The held-out loss, from the folder if it is there."""
-    program, workers, rule, rate, seed = row
-    minibatches = options.minibatches or MINIBATCHES[program]
+    program, workers, rule, rate, length, seed = row
+    minibatches = minibatches_of(options, program, length)
     kept = options.out / f"{program}-{minibatches}-{workers}-{rule}-{rate}-{seed}.json"
     if not kept.exists():
         log = options.out / f"log-{os.getpid()}-{kept.stem}"
@@ -75,21 +96,36 @@ def train(options: argparse.Namespace, row: Row) -> float:
 def summary(options: argparse.Namespace, losses: dict[Row, float]) -> dict[str, object]:
     """The figures by N."""
 
-    def mean(program: str, workers: int, rule: str, rate: float) -> float:
-        return statistics.fmean(loss for row, loss in losses.items() if row[:4] == (program, workers, rule, rate))
+    def mean(program: str, workers: int, rule: str, rate: float, length: float = 1.0) -> float:
+        wanted = program, workers, rule, rate, length
+        return statistics.fmean(loss for row, loss in losses.items() if row[:5] == wanted)
+
+    def speed_up(program: str, workers: int, length: float) -> float:
+        return round(minibatches_of(options, program) / steps(workers, minibatches_of(options, program, length)), 2)
 
     def over(parts: dict[str, float]) -> dict[str, object]:
         rounded = {name: round(value, 4) for name, value in parts.items()}
         return {"median": round(statistics.median(parts.values()), 4), "worst": max(rounded.values()), **rounded}
 
-    programs, found = options.programs.split(","), {}
+    programs, found = options.programs.split(","), dict[str, object]()
+    one = {program: mean(program, 1, "", 1.0) for program in programs}
+    lengths = sorted(map(float, options.lengths.split(",")))
+
+    def reaches(program: str, workers: int, length: float) -> bool:
+        return mean(program, workers, "auto", 1.0, length) <= one[program]
+
     for workers in map(int, options.workers.split(",")):
         rates = {row[3] for row in losses if row[1:3] == (workers, "sync")}
         auto = {program: mean(program, workers, "auto", 1.0) for program in programs}
         tuned = {program: min(mean(program, workers, "sync", rate) for rate in rates) for program in programs}
         found[str(workers)] = {
-            "auto_over_one": over({name: auto[name] / mean(name, 1, "", 1.0) - 1 for name in programs}),
+            "auto_over_one": over({name: auto[name] / one[name] - 1 for name in programs}),
             "auto_over_tuned_sync": over({name: auto[name] / tuned[name] - 1 for name in programs}),
+            "speed_up_in_steps": {name: speed_up(name, workers, 1.0) for name in programs},
+            "speed_up_to_one": {
+                name: next((speed_up(name, workers, k) for k in lengths if reaches(name, workers, k)), 0.0)
+                for name in programs
+            },
         }
     return found
 
@@ -100,10 +136,10 @@ def main() -> None:
     parser.add_argument("--workers", default="8,32")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--programs", default=",".join(MINIBATCHES))
-    parser.add_argument("--rules", default="auto;auto(probe=0)", help="beside sync; ; between")
+    parser.add_argument("--lengths", default="1,1.5", help="factors of the minibatches of auto")
     parser.add_argument("--minibatches", type=int, help="of all workers, in place of each program's")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
-    quick = {"workers": "2", "seeds": "0", "programs": "lstm,recommender", "minibatches": 16, "rules": "auto"}
+    quick = {"workers": "2", "seeds": "0", "programs": "lstm,recommender", "minibatches": 16, "lengths": "1"}
     options = _quick.parse(parser, **quick)
     options.out.mkdir(parents=True, exist_ok=True)
     wanted = list(dict.fromkeys(rows(options)))

@@ -18,11 +18,10 @@ from paceline.forecast.sim import Clock
 from paceline.observe.reports.read import read_run
 from paceline.rules import choice
 from paceline.tuning.rule_chooser import WallProbeTimer
-from paceline.tuning.sync_scaling import WARMUP
 from paceline_plugins.report.report import write_report
 from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits
 
-STEPS, PROBE = 40, 10
+STEPS, PROBE = 40, 6
 """Of each of two workers, and of the probe."""
 
 
@@ -63,21 +62,21 @@ def assert_same(outs: list[Outcome], want: list[Outcome], begin: int = 0) -> Non
 def test_a_fast_network_keeps_synchronous_steps() -> None:
     outs = go("auto(sync_rate=0, reproducible=True)", optimizer=adam)
     for out in outs:
-        assert out.extra["rules"][:9] == ["auto(sync_rate=0, reproducible=True)"] * 9
-        assert out.extra["rules"][11:] == ["sync(reproducible=True)"] * (STEPS - 11)
+        assert out.extra["rules"][: PROBE - 1] == ["auto(sync_rate=0, reproducible=True)"] * (PROBE - 1)
+        assert out.extra["rules"][PROBE + 1 :] == ["sync(reproducible=True)"] * (STEPS - PROBE - 1)
         assert out.extra["rules"] == outs[0].extra["rules"]
     assert_same(outs, go("sync(reproducible=True)", optimizer=adam))
 
 
 def test_synchronous_steps_have_a_higher_rate() -> None:
-    """Twice that of one worker with four, after a warm-up."""
+    """At last twice that of one worker with four."""
 
     def rates(place: Place) -> None:
         place.extra.setdefault("rates", []).append(place.run._context.tuner.tunables.numbers()["lr"])
 
     outs = go(workers=4, after_step=rates)
     assert outs[3].extra["rates"] == pytest.approx(
-        [0.1] * PROBE + [0.1 * 2 * min(1, (step + 1) / WARMUP) for step in range(PROBE + 1, STEPS + 1)]
+        [0.1] * (PROBE + 2) + [0.1 * (4 / 3) ** 0.5] + [0.1 * 2**0.5] * 9 + [0.2] * (STEPS - PROBE - 12)
     )
 
 
@@ -115,10 +114,10 @@ def test_blocks_have_a_higher_rate(rule: str, steps: int, factor: float) -> None
 @pytest.mark.parametrize(
     ("seconds", "optimizer", "rule"),
     [
-        (SLOW, momentum_sgd, "bmuf(period=4, overlap=2, warmup=11)"),  # 8 ms, 20 at most
-        (SLOW, adam, "bmuf_adam(period=6, overlap=6, warmup=11)"),  # Adam's moments take twice as much more
-        (SLOWEST, momentum_sgd, "bmuf(period=8, overlap=8, warmup=11)"),  # 40 ms, 80 at most
-        (SLOWEST, adam, "bmuf_adam(period=24, overlap=24, warmup=11)"),
+        (SLOW, momentum_sgd, "bmuf(period=4, overlap=2, warmup=7)"),  # 8 ms, 20 at most
+        (SLOW, adam, "bmuf_adam(period=6, overlap=6, warmup=7)"),  # Adam's moments take twice as much more
+        (SLOWEST, momentum_sgd, "bmuf(period=8, overlap=8, warmup=7)"),  # 40 ms, 80 at most
+        (SLOWEST, adam, "bmuf_adam(period=24, overlap=24, warmup=7)"),
     ],
 )
 def test_a_slow_network_has_blocks(seconds: float, optimizer: Any, rule: str) -> None:
@@ -160,7 +159,7 @@ def test_the_log_and_the_report_say_it(tmp_path: Path, caplog: pytest.LogCapture
     with caplog.at_level(logging.INFO, "paceline"):
         go("auto", SLOW, settings={"log": tmp_path / "log"})
     line = "bmuf(period=4, overlap=2): a gradient exchange takes 8 ms beside 0.01 s of computing"
-    text = "bmuf(period=4, overlap=2, warmup=11, rate_exponent=0.29)"
+    text = "bmuf(period=4, overlap=2, warmup=7, rate_exponent=0.29)"
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("auto")]
     assert said == [f'auto: {line}. To repeat: --rule "{text}"']
     run = read_run(tmp_path / "log")
@@ -175,14 +174,14 @@ def test_a_run_that_is_started_again_takes_what_was_chosen(tmp_path: Path, monke
     go("auto", SLOW, settings={"log": tmp_path})
     monkeypatch.setenv("PACELINE_RESTART", "1")
     [out, _] = go("auto", FAST, settings={"log": tmp_path})
-    assert out.extra["rules"][PROBE:] == ["bmuf(period=4, overlap=2, warmup=11, rate_exponent=0.29)"] * (STEPS - PROBE)
+    assert out.extra["rules"][PROBE:] == ["bmuf(period=4, overlap=2, warmup=7, rate_exponent=0.29)"] * (STEPS - PROBE)
 
 
 def test_a_short_pass_has_short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred blocks of one minibatch need a hundred minibatches; without a clock too."""
     monkeypatch.setattr(choice, "BLOCKS", 100)
     assert {out.extra["rules"][-1] for out in go("auto", SLOW)} == {
-        "bmuf(period=2, overlap=2, warmup=11, rate_exponent=0.29)"
+        "bmuf(period=2, overlap=2, warmup=7, rate_exponent=0.29)"
     }
     torch.manual_seed(5)
     outs = paceline.simulate(Program("auto(probe=0)", samples=8 * 9, epochs=2, after_step=periods), 2)

@@ -26,6 +26,18 @@ def test_rates_rise_to_n_for_sgd_with_momentum_and_to_its_root_for_others() -> N
     assert SyncScaling(4, 0.0).rate(sgd, WARMUP) == 1
 
 
+def test_few_workers_train_together_at_first_and_the_factors_follow_them() -> None:
+    """ceil(N / sqrt(r N / 3)) groups in round r, after 5 steps; N together after 3 N rounds."""
+    scaling, (_, other) = SyncScaling(8, began=5), adam()
+    assert [scaling.groups(5 + r) for r in (1, 2, 3, 4, 5, 24, 25, 1000)] == [8, 5, 4, 3, 3, 2, 1, 1]
+    assert scaling.rate(other, 6) == 1 and scaling.rate(other, 7) == pytest.approx(1.6**0.5)
+    assert scaling.betas(other, (0.9, 0.99), 9) == pytest.approx((0.9 ** ((8 / 3) ** (1 / 3)), 0.99 ** (8 / 3)))
+    assert all(
+        sum(SyncScaling(n, began=0).groups(step) - 1 for step in range(1, 5000)) < 6 * n
+        for n in (2, 3, 8, 31, 64, 200)
+    )
+
+
 def test_a_step_has_the_memory_of_as_many_samples_and_the_program_sees_its_own() -> None:
     parameter, optimizer = adam()
     rates, made = Rates([optimizer]), 0
@@ -65,7 +77,7 @@ def test_the_means_of_the_moments_stay_when_the_memory_changes() -> None:
     state, scaling = optimizer.state[parameter], SyncScaling(8)
     before = [state["exp_avg"] / (1 - 0.9**10), state["exp_avg_sq"] / (1 - 0.99**10)]
     scaling.take_over([(optimizer, optimizer.param_groups[0])])
-    first, second = scaling.betas(optimizer, (0.9, 0.99))
+    first, second = scaling.betas(optimizer, (0.9, 0.99), 11)
     assert torch.allclose(state["exp_avg"] / (1 - first**10), before[0])
     assert torch.allclose(state["exp_avg_sq"] / (1 - second**10), before[1])
 

@@ -47,10 +47,9 @@ def loss_of(model: nn.Module, x: Tensor, dice: torch.Generator) -> Tensor:
     return F.mse_loss(model(angle.cos() * (2 * x - 1) + angle.sin() * noise, t), noise)
 
 
-pictures = {
-    name: torch.from_numpy(one)[:, None] for name, one in letters(minibatches * BATCH // EPOCHS).items() if one.ndim > 1
-}
-loader = DataLoader(TensorDataset(pictures["x"]), BATCH, shuffle=True, drop_last=True)
+made = letters(minibatches * BATCH // EPOCHS)
+pictures, held = torch.from_numpy(made["x"])[:, None], torch.from_numpy(made["held_x"])[:4096, None]
+loader = DataLoader(TensorDataset(pictures), BATCH, shuffle=True, drop_last=True)
 model = Denoiser()
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3 * rate)
 dice = torch.Generator().manual_seed(seed)
@@ -61,4 +60,4 @@ for _ in range(EPOCHS):
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 with torch.no_grad():
-    print(f"held-out loss {loss_of(model, pictures['held_x'][:4096], torch.Generator().manual_seed(1)).item():.4f}")
+    print(f"held-out loss {loss_of(model, held, torch.Generator().manual_seed(1)).item():.4f}")
