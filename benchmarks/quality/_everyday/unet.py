@@ -43,7 +43,7 @@ made = letters(minibatches * BATCH // EPOCHS)
 pictures, held = torch.from_numpy(made["x"])[:, None], torch.from_numpy(made["held_x"])[:4096, None]
 loader = DataLoader(TensorDataset(pictures), BATCH, shuffle=True, drop_last=True)
 model = UNet()
-optimizer = torch.optim.Adam(model.parameters(), lr=3e-3 * rate)
+optimizer = torch.optim.Adam(model.parameters(), lr=6e-3 * rate)
 schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [EPOCHS // 2, 3 * EPOCHS // 4], gamma=0.3)
 dice = torch.Generator().manual_seed(seed)
 for _ in range(EPOCHS):
