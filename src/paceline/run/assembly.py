@@ -467,7 +467,7 @@ def _meet_after_passes(
             checkpointer.passed()
 
     transport.before_calls(loaders.called)
-    loaders.meet(lambda: context.trains, pass_over, engine.wait)
+    loaders.meet(lambda: context.trains, pass_over)
 
 
 def start(parts: RunParts, run: Any) -> None:

@@ -141,8 +141,7 @@ class LoaderRegistry(RunData):
         """Whether the program trains now, rather than evaluates."""
         self.pass_over: Callable[[], None] = lambda: None
         """Called once a pass is over in which the program trained, before anything else is done."""
-        self.turn: Callable[[], None] = lambda: None
-        """Called before the first batch of a step is handed out."""
+        self._turn: Callable[[], None] | None = None  # called before the first batch of a step is handed out
         self._calls_in_steps = False  # whether the program has called all workers between a batch and its step
         self.passed: Callable[[], None] = lambda: None
         """Called after a pass in which the optimizer stepped."""
@@ -176,9 +175,13 @@ class LoaderRegistry(RunData):
         """What an elastic run calls before the first batch of a pass, and where an iteration is over."""
         self.ready, self.may_leave = ready, may_leave
 
-    def meet(self, trains: Callable[[], bool], pass_over: Callable[[], None], turn: Callable[[], None]) -> None:
-        """Workers meet after passes in which the program `trains`, and each waits for its turn in every step."""
-        self.trains, self.pass_over, self.turn = trains, pass_over, turn
+    def meet(self, trains: Callable[[], bool], pass_over: Callable[[], None]) -> None:
+        """Workers meet after passes in which the program `trains`."""
+        self.trains, self.pass_over = trains, pass_over
+
+    def wait_by(self, turn: Callable[[], None] | None) -> None:
+        """`turn` waits for this worker's turn to make a step; None if all make it together."""
+        self._turn = turn
 
     def warn_by(self, warn: Callable[[str, str], None], empty: Callable[[], None], led: Callable[[int], None]) -> None:
         """Where warnings go, and what is called after a pass without a batch, and after the first step in one."""
@@ -317,13 +320,15 @@ class LoaderRegistry(RunData):
         if position is not self._leader or self.idle:  # else in the middle of accumulating gradients
             self.may_leave()
         take = self.safe() if position is self._leader else None
-        return partial(self._begin_step, take) if self.idle and self._leader in (None, position) else take
+        if (turn := self._turn) is None or not self.idle or self._closed or self._leader not in (None, position):
+            return take
 
-    def _begin_step(self, take: Callable[[], None] | None) -> None:
-        """The first batch of a step is about to be handed out."""
-        if take is not None:
-            take()
-        self.turn()
+        def begin_step() -> None:
+            if take is not None:
+                take()
+            turn()
+
+        return begin_step
 
     @property
     def others_wait(self) -> bool:

@@ -334,10 +334,6 @@ class Engine:
 
     # -- collective calls -------------------------------------------------------------------------
 
-    def wait(self) -> None:
-        """A step is about to begin: wait for this worker's turn."""
-        self.gradient_exchanges.wait()
-
     def merge(self) -> None:
         """End the current block of every fragment, at any number of minibatches."""
         if self.global_model is not None and self.block_exchanges is not None:
@@ -510,6 +506,7 @@ class Engine:
             world, steps = self.run.transport.world, self.progress.steps
             turns = Turns(world, scaling.groups, self._join_turn, self._hand_on, steps)
         self.gradient_exchanges.take_turns(turns)
+        self.run.loaders.wait_by(turns.wait if turns is not None else None)
 
     def _join_turn(self, stepped: bool) -> ExchangeSummary:
         """Join the next exchange without a gradient; `stepped`: this worker has made the step of its turn."""
