@@ -15,6 +15,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -97,6 +98,16 @@ class Handover:
     def hand_on(self, source: int) -> None:
         """Worker `source` gives its optimizers' state to all others; what their programs have set stays."""
         transport, optimizers = self._run.transport, [optimizer for optimizer, _ in self._run.owned]
+        states = [optimizer.state.get(one, {}) for optimizer, named in self._run.owned for _, one in named]
+        kept = [sorted(state.items()) for state in states]
+        tensors = [value for pairs in kept for _, value in pairs if isinstance(value, Tensor)]
+        kinds = [
+            [(name, getattr(value, "shape", value), getattr(value, "dtype", None)) for name, value in pairs]
+            for pairs in kept
+        ]
+        if len(set(transport.meet(crc32(repr(kinds).encode())))) == 1:
+            spread(transport, tensors, source)
+            return
         own = {"states": [one.state_dict()["state"] for one in optimizers]} if transport.world.rank == source else None
         given = broadcast(transport, own, source)
         for optimizer, state in zip(optimizers, given["states"], strict=True) if own is None else ():
@@ -164,16 +175,22 @@ def broadcast(transport: Transport, own: dict[str, Any] | None, source: int) -> 
     found = {name: torch.empty(shape, dtype=build(kind, {})) for name, kind, shape in rows}
     for name, tensor in tensors.items():
         found[name].copy_(tensor)
-    parts = [whole.reshape(-1).view(torch.uint8) for whole in found.values()]
-    sizes = [len(part) for part in parts]
-    flat = torch.cat([*parts, torch.empty(0, dtype=torch.uint8)])
-    flat = flat.to(transport.wire_device(flat.device))
-    if len(flat):
-        transport.broadcast(flat, source).wait()
-    for part, arrived in zip(parts, torch.split(flat.cpu(), sizes), strict=True):
-        part.copy_(arrived)
+    spread(transport, list(found.values()), source)
     state: dict[str, Any] = build(rest, found)
     return state
+
+
+@torch.no_grad()
+def spread(transport: Transport, tensors: Sequence[Tensor], source: int) -> None:
+    """All workers take the values of worker `source`, in tensors of the same shapes."""
+    if not any(one.numel() for one in tensors):
+        return
+    device = transport.wire_device(tensors[0].device)
+    parts = [one.reshape(-1).view(torch.uint8).to(device) for one in tensors]
+    flat = torch.cat(parts)
+    transport.broadcast(flat, source).wait()
+    for one, part in zip(tensors, torch.split(flat, [len(part) for part in parts]), strict=True):
+        one.copy_(part.clone().view(one.dtype).view(one.shape))  # a copy, because a view is to be aligned
 
 
 class Engine:
