@@ -111,7 +111,7 @@ class Handover:
         own = {"states": [one.state_dict()["state"] for one in optimizers]} if transport.world.rank == source else None
         given = broadcast(transport, own, source)
         for optimizer, state in zip(optimizers, given["states"], strict=True) if own is None else ():
-            put_state(optimizer, state)
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
     def _take(self, given: dict[str, Any]) -> None:
         for (optimizer, _), saved in zip(self._run.owned, given["optimizers"], strict=False):
@@ -126,25 +126,6 @@ class Handover:
         for name, thing in self._objects.items():
             if name in given["objects"]:
                 thing.load_state_dict(given["objects"][name])
-
-
-def put_state(optimizer: Optimizer, given: dict[int, dict[str, Any]]) -> None:
-    """The optimizer's state becomes what another one's state_dict() has, in place where it has such tensors already."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    shapes = {n: {name: getattr(one, "shape", None) for name, one in state.items()} for n, state in given.items()}
-    for number, parameter in enumerate(parameters):
-        now = optimizer.state.get(parameter, {})
-        if {name: getattr(one, "shape", None) for name, one in now.items()} != shapes.get(number, {}):
-            groups = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict({"state": given, "param_groups": groups})
-            return
-    for number, state in given.items():
-        now = optimizer.state[parameters[number]]
-        for name, value in state.items():
-            if isinstance(value, Tensor):
-                now[name].copy_(value)
-            else:
-                now[name] = value
 
 
 def schedulers(owned: Owned) -> dict[str, LRScheduler]:
