@@ -85,6 +85,15 @@ def leaves(run: paceline.Run, batches: Iterator[Batch]) -> Iterator[Batch]:
     return (one for k, one in zip(range(17), batches, strict=False))
 
 
+def ahead(run: paceline.Run, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """As accelerate's loaders, whose program makes the last step of a pass after its end."""
+    now = next(batches)
+    for then in batches:
+        yield now
+        now = then
+    yield now
+
+
 def everything(run: paceline.Run, batches: Iterator[Batch]) -> Iterator[Batch]:
     return batches
 
@@ -96,6 +105,7 @@ def everything(run: paceline.Run, batches: Iterator[Batch]) -> Iterator[Batch]:
         (20 * N + 3, everything, 1, 63),  # the last round of a pass has no batch for one worker, or a piece
         (20 * N, everything, 2, 30),  # a backward pass without a step
         (20 * N, leaves, 1, 51),
+        (7 * N, ahead, 1, 21),
         (20 * N, skips, 1, 60),
     ],
 )
