@@ -41,7 +41,7 @@ class Denoiser(nn.Module):
         return F.pixel_shuffle(self.end(x), 2)
 
 
-def loss_of(model: nn.Module, x: Tensor, dice: torch.Generator) -> Tensor:
+def loss_of(model: nn.Module, x: Tensor, dice: torch.Generator | None = None) -> Tensor:
     t, noise = torch.rand(len(x), generator=dice), torch.randn(x.shape, generator=dice)
     angle = (t * math.pi / 2)[:, None, None, None]
     return F.mse_loss(model(angle.cos() * (2 * x - 1) + angle.sin() * noise, t), noise)
@@ -52,11 +52,10 @@ pictures, held = torch.from_numpy(made["x"])[:, None], torch.from_numpy(made["he
 loader = DataLoader(TensorDataset(pictures), BATCH, shuffle=True, drop_last=True)
 model = Denoiser()
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3 * rate)
-dice = torch.Generator().manual_seed(seed)
 for _ in range(EPOCHS):
     for (x,) in loader:
         optimizer.zero_grad()
-        loss_of(model, x, dice).backward()
+        loss_of(model, x).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 with torch.no_grad():
