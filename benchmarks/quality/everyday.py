@@ -37,7 +37,7 @@ from paceline.rules.schedule import Probe
 from paceline.tuning.sync_scaling import SyncScaling
 
 PROGRAMS = Path(__file__).resolve().parent / "_everyday"
-MINIBATCHES = {"gpt": 4096, "cnn": 6250, "lstm": 4096, "recommender": 4096, "diffusion": 4096}
+MINIBATCHES = {"gpt": 4096, "cnn": 6250, "lstm": 4096, "recommender": 4096}
 LOSS = re.compile(r"held-out loss (\S+)")
 Row = tuple[str, int, str, float, float, int]
 """Program, workers, rule, factor of the rate, factor of the minibatches, seed."""
