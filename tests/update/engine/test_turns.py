@@ -165,6 +165,21 @@ def test_a_gradient_that_is_not_finite_is_a_turn_without_a_step() -> None:
     assert all(one.isfinite().all() for one in outs[0])
 
 
+def test_a_worker_that_makes_no_step_in_its_turn_where_another_does_is_named() -> None:
+    def body() -> None:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        run = paceline.attach(model, optimizer, rule=f"auto(probe={PROBE})")
+        for number, batch in enumerate(run.share(DataLoader(data(20 * N), 8))):
+            optimizer.zero_grad()
+            learn(model, batch)
+            if number != BEGAN + 4 or run.world.rank != 3:  # ranks 2 and 3 have their turn
+                optimizer.step()
+
+    with pytest.raises(paceline.PacelineError, match=r"rank 3.* made no step after a backward pass"):
+        paceline.simulate(body, N)
+
+
 @pytest.mark.parametrize("why", ["calls", "own data", "asked not to"])
 def test_no_turns_where_workers_cannot_wait(why: str) -> None:
     """The program calls all workers in the middle of a step, or does not ask paceline for its batches."""

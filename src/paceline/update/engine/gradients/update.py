@@ -44,6 +44,7 @@ from paceline.update.engine.grad_scaler import ScalerHook, Scaling, refuse_hidde
 from paceline.update.engine.gradients.buckets import FirstMomentReader, GradientBuckets
 from paceline.update.engine.turns import Turns
 from paceline.update.exchange.exchanger import (
+    STEPPED,
     Chunk,
     ExchangeHeader,
     Exchanger,
@@ -111,6 +112,8 @@ def with_footers(summary: ExchangeSummary, footers: Sequence[Footer]) -> Exchang
 def check_same_step(summary: ExchangeSummary, footers: Sequence[Footer], world: World) -> None:
     """Raise an error if workers are at different steps or rates, or hold different parameters."""
     steps = {rank: h.total for rank, h in enumerate(summary.headers) if h.brings}
+    if any(h.kind == STEPPED for h in summary.headers):  # in the same turn
+        raise MismatchError(world.sign(f"{world.names(list(steps))} {SKIPPED}"))
     if len(set(steps.values())) > 1:
         said = "; ".join(f"{world.name(rank)} in step {total + 1}" for rank, total in steps.items())
         why = f"the workers exchange the gradients of different steps: {said}"
