@@ -163,15 +163,15 @@ def broadcast(transport: Transport, own: dict[str, Any] | None, source: int) -> 
 
 @torch.no_grad()
 def spread(transport: Transport, tensors: Sequence[Tensor], source: int) -> None:
-    """All workers take the values of worker `source`, in tensors of the same shapes."""
-    if not any(one.numel() for one in tensors):
-        return
-    device = transport.wire_device(tensors[0].device)
-    parts = [one.reshape(-1).view(torch.uint8).to(device) for one in tensors]
-    flat = torch.cat(parts)
-    transport.broadcast(flat, source).wait()
-    for one, part in zip(tensors, torch.split(flat, [len(part) for part in parts]), strict=True):
-        one.copy_(part.clone().view(one.dtype).view(one.shape))  # a copy, because a view is to be aligned
+    """All workers take the values of worker `source`, in tensors of the same shapes; a part of them at a time."""
+    full = [one for one in tensors if one.numel()]
+    for few in (full[k : k + 64] for k in range(0, len(full), 64)):
+        device = transport.wire_device(few[0].device)
+        parts = [one.reshape(-1).view(torch.uint8).to(device) for one in few]
+        flat = torch.cat(parts)
+        transport.broadcast(flat, source).wait()
+        for one, part in zip(few, torch.split(flat, [len(part) for part in parts]), strict=True):
+            one.copy_(part.clone().view(one.dtype).view(one.shape))  # a copy, because a view is to be aligned
 
 
 class Engine:
