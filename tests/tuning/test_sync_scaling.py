@@ -33,8 +33,7 @@ def test_few_workers_train_together_at_first_and_the_factors_follow_them() -> No
     assert scaling.rate(other, 6) == 1 and scaling.rate(other, 7) == pytest.approx(1.6**0.5)
     assert scaling.betas(other, (0.9, 0.99), 9) == pytest.approx((0.9 ** ((8 / 3) ** (1 / 3)), 0.99 ** (8 / 3)))
     assert all(
-        sum(SyncScaling(n, began=0).groups(step) - 1 for step in range(1, 5000)) < 6 * n
-        for n in (2, 3, 8, 31, 64, 200)
+        sum(SyncScaling(n, began=0).groups(step) - 1 for step in range(1, 5000)) < 6 * n for n in (2, 3, 8, 31, 64, 200)
     )
 
 
