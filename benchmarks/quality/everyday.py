@@ -9,7 +9,7 @@ that was tuned for one machine. Rows: one machine; `auto`; `sync` with the rate 
 in the mean over the seeds counts as tuned. `auto` is trained with more minibatches as well, by the factors `--lengths`.
 The last line is a JSON object: `workers`, by N
 - `auto_over_one`, `auto_over_tuned_sync`: of the mean losses, less 1: each program's, their median and the worst;
-- `speed_up_in_steps`: one machine's steps over those that `auto` makes one after another;
+- `speed_up_in_steps`: one machine's steps over those that are made one after another;
 - `speed_up_to_one`: the same of the shortest of the lengths with which the mean loss is at most one machine's, 0 if
   none; exchanges take no time in either;
 and `losses` (program, N, rule, factor of the rate, length, seed, loss).
