@@ -75,7 +75,7 @@ class SyncScaling:
         """After steps with one worker's betas: keep the moments' means, for which Adam divides them by 1 - beta^t."""
         for optimizer, group in groups:
             own = group.get("betas", ())
-            for one in group["params"] if is_adam(optimizer) and not self.takes_turns else ():
+            for one in group["params"] if is_adam(optimizer) else ():
                 step = step_count(optimizer, [one])
                 for before, after, moment in zip(own, self.betas(optimizer, own, 0), moments(optimizer), strict=True):
                     if step and (state := parameter_state(optimizer, one, moment.key)) is not None:

@@ -397,7 +397,7 @@ class GradientUpdate:
         some."""
         if self.buckets.chunks:
             return
-        source = next(rank for rank, h in enumerate(pending_header.summary().headers) if h.brings)
+        source = pending_header.summary().brought[0]
         seen = list(dict.fromkeys(self._seen))
         rest = [index for index in reversed(range(len(self.named))) if index not in set(seen)]
         transport = self._exchanger.transport
