@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,19 +42,32 @@ def make_data(samples: int = 48, *, dtype: torch.dtype = torch.float32, seed: in
     return TensorDataset(x.to(dtype), (x @ teacher).argmax(1))
 
 
-def adam(params: Any) -> torch.optim.Optimizer:
+def adam(params: Any, lr: float = 0.01) -> torch.optim.Optimizer:
     """Adam with a rate that suits the tiny net."""
-    return torch.optim.Adam(params, lr=0.01, betas=(0.5, 0.9))
+    return torch.optim.Adam(params, lr=lr, betas=(0.5, 0.9))
 
 
-def sgd(params: Any) -> torch.optim.Optimizer:
+def sgd(params: Any, lr: float = 0.1) -> torch.optim.Optimizer:
     """Plain SGD."""
-    return torch.optim.SGD(params, lr=0.1)
+    return torch.optim.SGD(params, lr=lr)
 
 
-def momentum_sgd(params: Any) -> torch.optim.Optimizer:
+def momentum_sgd(params: Any, lr: float = 0.05) -> torch.optim.Optimizer:
     """SGD with momentum."""
-    return torch.optim.SGD(params, lr=0.05, momentum=0.9)
+    return torch.optim.SGD(params, lr=lr, momentum=0.9)
+
+
+@contextmanager
+def attached(
+    model: Any, rule: Any = None, optimizer: Callable[..., Any] = sgd, lr: float | None = None, **settings: Any
+) -> Iterator[tuple[paceline.Run, Any, torch.optim.Optimizer]]:
+    """A run, its model and `optimizer(the parameters)`, at a rate of one's own where `lr` is given.
+
+    The run ends together with all workers at the end of the `with`.
+    """
+    made = optimizer(model.parameters(), **({} if lr is None else {"lr": lr}))
+    with paceline.attach(model, made, rule, **settings) as run:
+        yield run, model, made
 
 
 def learn(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:

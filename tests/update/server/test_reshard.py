@@ -96,13 +96,12 @@ def program(
 
     def body() -> Any:
         model, made = build(optimizer)
-        run = paceline.attach(model, made, rule)
-        if resume is not None:
-            run.resume(resume)
-        train(model, made, rank(), 0, steps(rank()))
-        if save is not None:
-            run.save(save)
-        run.close()
+        with paceline.attach(model, made, rule) as run:
+            if resume is not None:
+                run.resume(resume)
+            train(model, made, rank(), 0, steps(rank()))
+            if save is not None:
+                run.save(save)
         return state_of(model), made.state_dict()
 
     return body
@@ -148,23 +147,22 @@ def test_everybody_has_pulled_what_the_owners_have(tmp_path: Path) -> None:
 
     def body() -> Any:
         model, optimizer = build(momentum_sgd)
-        run = paceline.attach(model, optimizer, "dc_asgd()")
-        run.resume(tmp_path / "c")
-        engine = run._engine
-        assert isinstance(engine, Asynchronous)
-        shards = {number: (shard.version, shard.anchor) for number, shard in engine._shards.server.shards.items()}
-        pulled = {
-            one.number: (one.version, span.pulled[one.cut.begin : one.cut.end])
-            for span in engine._shards.layout.spans
-            for one in span.ranges
-        }
-        origins = {
-            number: {reader: dict(kept) for reader, kept in shard.origins.items()}
-            for number, shard in engine._shards.server.shards.items()
-            if len(shard.origins)
-        }
-        run._transport.barrier()
-        run.close()
+        with paceline.attach(model, optimizer, "dc_asgd()") as run:
+            run.resume(tmp_path / "c")
+            engine = run._engine
+            assert isinstance(engine, Asynchronous)
+            shards = {number: (shard.version, shard.anchor) for number, shard in engine._shards.server.shards.items()}
+            pulled = {
+                one.number: (one.version, span.pulled[one.cut.begin : one.cut.end])
+                for span in engine._shards.layout.spans
+                for one in span.ranges
+            }
+            origins = {
+                number: {reader: dict(kept) for reader, kept in shard.origins.items()}
+                for number, shard in engine._shards.server.shards.items()
+                if len(shard.origins)
+            }
+            run._transport.barrier()
         return shards, pulled, origins
 
     for shards, pulled, origins in (found := simulate(body, 3)):
@@ -222,19 +220,17 @@ def test_one_worker_that_pushes_is_the_plain_optimizer_with_the_saved_state(
 @pytest.mark.parametrize("optimizer", [momentum_sgd, adam])
 def test_from_one_worker_the_optimizers_state_goes_to_the_owners(optimizer: Make, tmp_path: Path) -> None:
     model, own = build(optimizer)
-    run = paceline.attach(model, own, "asgd(overlap=0)")
-    train(model, own, 0, 0, 4)
-    run.save(tmp_path / "c")
-    train(model, own, 0, 4, 3)
-    run.close()
+    with paceline.attach(model, own, "asgd(overlap=0)") as run:
+        train(model, own, 0, 0, 4)
+        run.save(tmp_path / "c")
+        train(model, own, 0, 4, 3)
 
     def body() -> Any:
         other, made = build(optimizer)
-        again = paceline.attach(other, made, "asgd(overlap=0)")
-        again.resume(tmp_path / "c")
-        if rank() == 2:
-            train(other, made, 0, 4, 3)
-        again.close()
+        with paceline.attach(other, made, "asgd(overlap=0)") as again:
+            again.resume(tmp_path / "c")
+            if rank() == 2:
+                train(other, made, 0, 4, 3)
         return state_of(other)
 
     for state in simulate(body, 4):

@@ -14,7 +14,7 @@ from torch import nn
 
 import paceline
 from paceline.forecast.sim import Clock, link, uniform
-from tests.helpers import Program, adam, make_net, momentum_sgd, rank, same_bits, sgd
+from tests.helpers import Program, adam, attached, make_net, momentum_sgd, rank, same_bits, sgd
 from tests.update.server.programs import RECIPES, Numbers, simulate
 
 FULL: dict[str, Any] = {"dropout": 0.3, "norm": True, "schedule": True, "samples": 50, "epochs": 3}
@@ -86,17 +86,14 @@ def test_a_save_waits_for_all_that_is_under_way(rule: str, tmp_path: Path) -> No
     """Pushes that take 5 minibatches are in it, and what was gathered meanwhile; all see the same global model."""
 
     def program() -> tuple[float, float, int, int]:
-        model = Numbers(200)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, rule)
-        for _ in range(6):
-            model.p.grad = torch.full((200,), -1.0)
-            optimizer.step()
-        run.save(tmp_path / "c")
-        seen = run.global_state()["p"]
-        assert bool((seen == seen[0]).all())
-        pushes = run.blocks
-        run.close()
+        with attached(Numbers(200), rule, lr=1.0) as (run, model, optimizer):
+            for _ in range(6):
+                model.p.grad = torch.full((200,), -1.0)
+                optimizer.step()
+            run.save(tmp_path / "c")
+            seen = run.global_state()["p"]
+            assert bool((seen == seen[0]).all())
+            pushes = run.blocks
         return float(seen[0]), model.value, pushes, run.blocks
 
     found = simulate(program, 3, Clock(uniform(), link(2.5), seed=1))
@@ -109,15 +106,12 @@ def test_a_save_waits_for_all_that_is_under_way(rule: str, tmp_path: Path) -> No
 
 def test_a_checkpoints_global_model_is_the_center_of_elastic_averaging(tmp_path: Path) -> None:
     def program() -> tuple[float, float]:
-        model = Numbers()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "easgd(period=2, beta=1.0, overlap=0)")
-        for _ in range(2):
-            model.p.grad = torch.full((1,), -4.0)
-            optimizer.step()
-        run.save(tmp_path / "c")
-        found = model.value, float(run.global_state()["p"][0])
-        run.close()
+        with attached(Numbers(), "easgd(period=2, beta=1.0, overlap=0)", lr=1.0) as (run, model, optimizer):
+            for _ in range(2):
+                model.p.grad = torch.full((1,), -4.0)
+                optimizer.step()
+            run.save(tmp_path / "c")
+            found = model.value, float(run.global_state()["p"][0])
         return found
 
     # both at 8: the first pulls the center by 4, to 4; the second by 2, to 6
@@ -133,16 +127,15 @@ def test_the_learning_rate_of_a_resumed_schedule_reaches_the_owners(tmp_path: Pa
             model = Numbers()
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
             scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-            run = paceline.attach(model, optimizer, "asgd(overlap=0)")
-            if resume:
-                run.resume(tmp_path / "c", scheduler=scheduler)
-            for step in range(run.minibatches, 4):
-                model.p.grad = torch.full((1,), -1.0)
-                optimizer.step()
-                scheduler.step()
-                if step == 1 and not resume:
-                    run.save(tmp_path / "c", scheduler=scheduler)
-            run.close()
+            with paceline.attach(model, optimizer, "asgd(overlap=0)") as run:
+                if resume:
+                    run.resume(tmp_path / "c", scheduler=scheduler)
+                for step in range(run.minibatches, 4):
+                    model.p.grad = torch.full((1,), -1.0)
+                    optimizer.step()
+                    scheduler.step()
+                    if step == 1 and not resume:
+                        run.save(tmp_path / "c", scheduler=scheduler)
             return model.value
 
         return body

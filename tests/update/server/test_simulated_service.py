@@ -19,7 +19,7 @@ from paceline.rules.topology import Sharded
 from paceline.rules.traffic import FRAME_BYTES, bytes_per_block, overhead_bytes
 from paceline.update.monitor import Monitor
 from paceline.update.server.shard import AddDelta, IncomingPush, ParameterShard, WorkerClocks
-from tests.helpers import make_net, momentum_sgd, rank
+from tests.helpers import attached, make_net, momentum_sgd, rank
 from tests.update.server.programs import Numbers, simulate, uneven
 
 
@@ -35,15 +35,12 @@ def steps(rule: str, counts: list[int], after: Callable[[Any, Numbers], None] | 
     """Worker r makes counts[r] steps of +1 on one number."""
 
     def program() -> float:
-        model = Numbers()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, rule)
-        for _ in range(counts[rank()]):
-            model.p.grad = torch.full((1,), -1.0)
-            optimizer.step()
-            if after is not None:
-                after(run, model)
-        run.close()
+        with attached(Numbers(), rule, lr=1.0) as (run, model, optimizer):
+            for _ in range(counts[rank()]):
+                model.p.grad = torch.full((1,), -1.0)
+                optimizer.step()
+                if after is not None:
+                    after(run, model)
         return model.value
 
     return program
@@ -99,13 +96,10 @@ def test_a_minibatch_with_nan_does_not_take_those_along_that_were_gathered_with_
     """Worker 0 pushes the mean of minibatches 2 to 5, whose gradients are -2, -3, -4 and -5; one of them is nan."""
 
     def program() -> float:
-        model = Numbers()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "asgd(hold=16)")
-        for number in range(1, 9 if rank() == 0 else 1):
-            model.p.grad = torch.full((1,), float("nan") if number == bad else -float(number))
-            optimizer.step()
-        run.close()
+        with attached(Numbers(), "asgd(hold=16)", lr=1.0) as (_, model, optimizer):
+            for number in range(1, 9 if rank() == 0 else 1):
+                model.p.grad = torch.full((1,), float("nan") if number == bad else -float(number))
+                optimizer.step()
         return model.value
 
     rest = [number for number in (2, 3, 4, 5) if number != bad]
@@ -188,15 +182,12 @@ def test_counted_bytes(rule: str) -> None:
     workers, made = 3, 12
 
     def program() -> list[int]:
-        model = make_net()
-        optimizer = momentum_sgd(model.parameters())
-        run = paceline.attach(model, optimizer, rule)
-        sent = [run.bytes_sent]
-        for _ in range(made):
-            for p in model.parameters():
-                p.grad = torch.ones_like(p)
-            optimizer.step()
-        run.close()
+        with attached(make_net(), rule, momentum_sgd) as (run, model, optimizer):
+            sent = [run.bytes_sent]
+            for _ in range(made):
+                for p in model.parameters():
+                    p.grad = torch.ones_like(p)
+                optimizer.step()
         return [*sent, run.bytes_sent, run.blocks]
 
     built = paceline.rule_from_text(rule)

@@ -19,6 +19,7 @@ from paceline.rules.rule import Rule
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
 from paceline.update.server.shard import WorkerClocks
+from tests.helpers import attached
 
 
 def bound(staleness: int | None) -> Bounded:
@@ -124,21 +125,19 @@ def test_a_read_contains_all_updates_up_to_the_bound_and_the_readers_own(stalene
         transport = paceline.communication.virtual.transport.current()
         assert transport is not None
         rank = transport.world.rank
-        model = Counters(64 * shards)
-        run = paceline.attach(model, torch.optim.SGD(model.parameters(), lr=1.0), rule)
-        newer = 0
-        optimizer = run._context.owned[0][0]
-        for clock in range(steps[rank]):
-            seen = model.p.detach().reshape(shards, 64)
-            assert torch.equal(seen[:, rank], torch.full((shards,), float(clock))), "read my writes"
-            for other in range(workers):
-                least = min(clock - staleness, steps[other])
-                assert bool((seen[:, other] >= least).all())
-                newer += int((seen[:, other] > max(least, 0)).sum())
-            model.p.grad = torch.zeros(64 * shards)
-            model.p.grad.reshape(shards, 64)[:, rank] = -1.0
-            optimizer.step()
-        run.close()
+        with attached(Counters(64 * shards), rule, lr=1.0) as (run, model, _):
+            newer = 0
+            optimizer = run._context.owned[0][0]
+            for clock in range(steps[rank]):
+                seen = model.p.detach().reshape(shards, 64)
+                assert torch.equal(seen[:, rank], torch.full((shards,), float(clock))), "read my writes"
+                for other in range(workers):
+                    least = min(clock - staleness, steps[other])
+                    assert bool((seen[:, other] >= least).all())
+                    newer += int((seen[:, other] > max(least, 0)).sum())
+                model.p.grad = torch.zeros(64 * shards)
+                model.p.grad.reshape(shards, 64)[:, rank] = -1.0
+                optimizer.step()
         assert model.p.detach().reshape(shards, 64)[:, :workers].tolist() == [[float(n) for n in steps]] * shards
         return newer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from paceline.rules.payload import Delta
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Bounded
 from paceline.rules.topology import Sharded
-from tests.helpers import Place, Program, adam, make_net, momentum_sgd, rank, same_bits, sgd, state_of
+from tests.helpers import Place, Program, adam, attached, make_net, momentum_sgd, rank, same_bits, sgd, state_of
 from tests.update.server.programs import RECIPES, Numbers, finite, lines, simulate
 
 Optimizers = Callable[[Any], torch.optim.Optimizer]
@@ -78,23 +79,20 @@ def test_workers_that_take_turns_are_one_program(rule: str, optimizer: Optimizer
         step(model, serial, k)
 
     def program() -> Any:
-        model = make_net()
-        opt = optimizer(model.parameters())
-        run = paceline.attach(model, opt, rule)
-        turn = torch.zeros(1)
-        if rank() == 0:
-            for k in range(6):
-                step(model, opt, k)
-            run.messages.send(turn, to=1).wait()
-        else:
-            run.messages.receive(turn, source=0).wait()
-            for k in range(6, 12):
-                if k == 6:  # it has the model of the beginning, and nothing was pushed by it that an answer came to
-                    for stream in run._engine._clients:  # type: ignore[union-attr]
-                        stream.pull(peeks=False)
-                        stream.write_pulled()
-                step(model, opt, k)
-        run.close()
+        with attached(make_net(), rule, optimizer) as (run, model, opt):
+            turn = torch.zeros(1)
+            if rank() == 0:
+                for k in range(6):
+                    step(model, opt, k)
+                run.messages.send(turn, to=1).wait()
+            else:
+                run.messages.receive(turn, source=0).wait()
+                for k in range(6, 12):
+                    if k == 6:  # it has the model of the beginning, and nothing was pushed by it that an answer came to
+                        for stream in run._engine._clients:  # type: ignore[union-attr]
+                            stream.pull(peeks=False)
+                            stream.write_pulled()
+                    step(model, opt, k)
         return state_of(model)
 
     for state in simulate(program, 2, Clock()):
@@ -130,14 +128,13 @@ def test_the_quadratic(rule: str) -> None:
         offset = 0.2 * (rank() - (workers - 1) / 2) * torch.tensor([1.0, -1.0, 1.0, -1.0])
         model = Numbers(4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.0 if "easgd" in rule else 0.3)
-        run = paceline.attach(model, optimizer, rule)
-        fall = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
-        for _ in range(240):
-            optimizer.zero_grad()
-            (scales * (model.p - answer - offset) ** 2).sum().backward()
-            optimizer.step()
-            fall.step()
-        run.close()
+        with paceline.attach(model, optimizer, rule):
+            fall = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
+            for _ in range(240):
+                optimizer.zero_grad()
+                (scales * (model.p - answer - offset) ** 2).sum().backward()
+                optimizer.step()
+                fall.step()
         return float((scales * (model.p.detach() - answer) ** 2).sum())
 
     finals = simulate(program, workers, Clock(exponential(), 0.1, seed=3))
@@ -150,20 +147,17 @@ def test_the_quadratic(rule: str) -> None:
 
 def test_the_global_model_is_what_was_pulled_last() -> None:
     def program() -> list[tuple[float, float, float, float]]:
-        model = Numbers()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "asgd(overlap=0)")
-        seen = []
-        for _ in range(3):
-            model.p.grad = torch.full((1,), -1.0)
-            optimizer.step()
-            with run.global_model() as inside:
-                assert inside is model
-                held = model.value
-            exported = run.model_for_export()
-            assert exported is not model
-            seen.append((model.value, held, float(run.global_state()["p"]), exported.value))
-        run.close()
+        with attached(Numbers(), "asgd(overlap=0)", lr=1.0) as (run, model, optimizer):
+            seen = []
+            for _ in range(3):
+                model.p.grad = torch.full((1,), -1.0)
+                optimizer.step()
+                with run.global_model() as inside:
+                    assert inside is model
+                    held = model.value
+                exported = run.model_for_export()
+                assert exported is not model
+                seen.append((model.value, held, float(run.global_state()["p"]), exported.value))
         return seen
 
     found = simulate(program, 2, Clock())
@@ -175,17 +169,14 @@ def test_the_global_model_of_elastic_averaging_is_the_center() -> None:
     """As this worker has moved it; in the `with` alone, and the worker's own parameters afterwards."""
 
     def program() -> list[tuple[float, float, float]]:
-        model = Numbers()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "easgd(period=1, beta=1.0, overlap=0)")
-        seen = []
-        for _ in range(2):
-            model.p.grad = torch.full((1,), -4.0)
-            optimizer.step()
-            with run.global_model():
-                held = model.value
-            seen.append((model.value, held, run.model_for_export().value))
-        run.close()
+        with attached(Numbers(), "easgd(period=1, beta=1.0, overlap=0)", lr=1.0) as (run, model, optimizer):
+            seen = []
+            for _ in range(2):
+                model.p.grad = torch.full((1,), -4.0)
+                optimizer.step()
+                with run.global_model():
+                    held = model.value
+                seen.append((model.value, held, run.model_for_export().value))
         seen.append((model.value, model.value, run.model_for_export().value))
         return seen
 
@@ -227,17 +218,16 @@ def test_two_optimizers_that_step_in_turn(rule: str, every: int, tmp_path: Path)
         model = Pair()
         critic = torch.optim.SGD(model.critic.parameters(), lr=0.02, momentum=0.5)
         generator = torch.optim.Adam(model.generator.parameters(), lr=0.01)
-        run = paceline.attach(model, [critic, generator], rule, log=tmp_path / "log")
-        torch.manual_seed(rank())
-        for step in range(12):
-            critic.zero_grad()
-            generator.zero_grad()
-            model.critic(model.generator(torch.randn(4, 3))).square().mean().backward()
-            critic.step()
-            if step % every == every - 1:
-                generator.step()
-        assert run.minibatches == 12 // every
-        run.close()
+        with paceline.attach(model, [critic, generator], rule, log=tmp_path / "log") as run:
+            torch.manual_seed(rank())
+            for step in range(12):
+                critic.zero_grad()
+                generator.zero_grad()
+                model.critic(model.generator(torch.randn(4, 3))).square().mean().backward()
+                critic.step()
+                if step % every == every - 1:
+                    generator.step()
+            assert run.minibatches == 12 // every
         return state_of(model), run.blocks
 
     found = simulate(program, 3)
@@ -254,13 +244,12 @@ def test_the_pushes_of_two_optimizers_do_not_count_for_each_other() -> None:
     def program() -> Any:
         model = nn.ModuleList([Numbers(), Numbers()])
         pair = [torch.optim.SGD(part.parameters(), lr=rate) for part, rate in zip(model, (1.0, 0.5), strict=True)]
-        run = paceline.attach(model, pair, "staleness_aware(overlap=0)")
-        for _ in range(4):
-            for part, optimizer in zip(model, pair, strict=True):
-                part.p.grad = torch.full((1,), -1.0 if rank() == 0 else 0.0)
-                if rank() == 0:
-                    optimizer.step()
-        run.close()
+        with paceline.attach(model, pair, "staleness_aware(overlap=0)"):
+            for _ in range(4):
+                for part, optimizer in zip(model, pair, strict=True):
+                    part.p.grad = torch.full((1,), -1.0 if rank() == 0 else 0.0)
+                    if rank() == 0:
+                        optimizer.step()
         return [part.value for part in model]
 
     assert simulate(program, 2) == [[4.0, 2.0]] * 2
@@ -273,13 +262,12 @@ def test_groups_with_rates_and_schedules_of_their_own(rule: str) -> None:
         groups = [{"params": [model[1].p], "lr": 0.5}, {"params": [model[0].p]}, {"params": [model[2].p], "lr": 0.0}]
         optimizer = torch.optim.SGD(groups, lr=1.0)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda k: 0.5**k, lambda k: 1.0, lambda k: 1.0])
-        run = paceline.attach(model, optimizer, rule)
-        for _ in range(4):
-            for part in model:
-                part.p.grad = torch.full((1,), -1.0)
-            optimizer.step()
-            scheduler.step()
-        run.close()
+        with paceline.attach(model, optimizer, rule):
+            for _ in range(4):
+                for part in model:
+                    part.p.grad = torch.full((1,), -1.0)
+                optimizer.step()
+                scheduler.step()
         return [part.value for part in model]
 
     assert simulate(program, 2) == [[8.0, 2 * 0.5 * 1.875, 0.0]] * 2
@@ -294,13 +282,11 @@ def test_frozen_parameters_stay(rule: str) -> None:
         model = make_net()
         model[0].weight.requires_grad_(False)
         start = state_of(model)
-        optimizer = slow_sgd(model.parameters())
-        run = paceline.attach(model, optimizer, rule)
-        for _ in range(4):
-            optimizer.zero_grad()
-            model(torch.randn(4, 6)).square().sum().backward()
-            optimizer.step()
-        run.close()
+        with attached(model, rule, slow_sgd) as (_, _, optimizer):
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(torch.randn(4, 6)).square().sum().backward()
+                optimizer.step()
         return [torch.equal(model.state_dict()[name], start[name]) for name in start]
 
     assert simulate(program, 2) == [[True, False, False, False]] * 2
@@ -312,17 +298,15 @@ def test_a_parameter_without_a_gradient_has_one_of_zero(kind: str) -> None:
 
     def program() -> list[float]:
         model = nn.ModuleList([Numbers(), Numbers()])
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
-        run = paceline.attach(model, optimizer, "asgd(overlap=0)")
-        seen = []
-        for step in range(3 if rank() == 0 else 0):
-            model[0].p.grad = torch.full((1,), -1.0)
-            model[1].p.grad = torch.full((1,), -1.0) if step == 0 else None if kind == "none" else torch.zeros(1)
-            had = model[1].p.grad
-            optimizer.step()
-            assert model[1].p.grad is had, "the user's gradients are where they were"
-            seen += [model[0].value, model[1].value]
-        run.close()
+        with attached(model, "asgd(overlap=0)", partial(torch.optim.SGD, lr=1.0, momentum=0.5)) as (_, _, optimizer):
+            seen = []
+            for step in range(3 if rank() == 0 else 0):
+                model[0].p.grad = torch.full((1,), -1.0)
+                model[1].p.grad = torch.full((1,), -1.0) if step == 0 else None if kind == "none" else torch.zeros(1)
+                had = model[1].p.grad
+                optimizer.step()
+                assert model[1].p.grad is had, "the user's gradients are where they were"
+                seen += [model[0].value, model[1].value]
         return seen
 
     assert simulate(program, 2)[0] == [1.0, 1.0, 2.5, 1.5, 4.25, 1.75]
@@ -330,16 +314,13 @@ def test_a_parameter_without_a_gradient_has_one_of_zero(kind: str) -> None:
 
 def test_gradients_are_hidden_from_the_step_and_there_afterwards() -> None:
     def program() -> list[bool]:
-        model = Numbers(3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "asgd()")
-        model.p.grad = torch.ones(3)
-        own = model.p.grad
-        seen: list[bool] = []
-        optimizer.register_step_pre_hook(lambda *about: seen.append(model.p.grad is None))
-        optimizer.step()
-        kept = model.p.grad is own and torch.equal(own, torch.ones(3)) and not optimizer.state
-        run.close()
+        with attached(Numbers(3), "asgd()", lr=1.0) as (_, model, optimizer):
+            model.p.grad = torch.ones(3)
+            own = model.p.grad
+            seen: list[bool] = []
+            optimizer.register_step_pre_hook(lambda *about: seen.append(model.p.grad is None))
+            optimizer.step()
+            kept = model.p.grad is own and torch.equal(own, torch.ones(3)) and not optimizer.state
         return [*seen, kept]
 
     assert simulate(program, 2) == [[True, True]] * 2
@@ -351,17 +332,15 @@ def test_channels_last_weights_lie_in_the_order_of_their_memory() -> None:
             torch.manual_seed(0)
             model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(5 * 4 * 4, 2)).to(memory_format=form)
             assert model[0].weight.is_contiguous(memory_format=form)
-            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-            run = paceline.attach(model, optimizer, "asgd(piece=64)")
-            torch.manual_seed(rank())
-            for _ in range(6):
-                optimizer.zero_grad()
-                model[0].weight.grad = torch.randn(5, 3, 3, 3)  # in another order than the weight
-                model[2].weight.grad = torch.randn(2, 80)
-                optimizer.step()
-                with run.global_model():
-                    pass
-            run.close()
+            with attached(model, "asgd(piece=64)", torch.optim.Adam, lr=0.01) as (run, _, optimizer):
+                torch.manual_seed(rank())
+                for _ in range(6):
+                    optimizer.zero_grad()
+                    model[0].weight.grad = torch.randn(5, 3, 3, 3)  # in another order than the weight
+                    model[2].weight.grad = torch.randn(2, 80)
+                    optimizer.step()
+                    with run.global_model():
+                        pass
             assert model[0].weight.is_contiguous(memory_format=form)
             exported = run.model_for_export().state_dict()
             return {name: value.contiguous() for name, value in exported.items()}
@@ -395,15 +374,12 @@ def test_small_steps_of_a_bf16_model_add_up_at_the_owner() -> None:
     """1 + 2^-10 is 1 in bf16; sixteen of them are not lost."""
 
     def program() -> tuple[float, float]:
-        model = Numbers(1, 1.0).bfloat16()
-        optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-10)
-        run = paceline.attach(model, optimizer, "asgd(overlap=0)")
-        first = 0.0
-        for step in range(16):
-            model.p.grad = torch.full((1,), -1.0, dtype=torch.bfloat16)
-            optimizer.step()
-            first = first if step else model.value
-        run.close()
+        with attached(Numbers(1, 1.0).bfloat16(), "asgd(overlap=0)", lr=2.0**-10) as (_, model, optimizer):
+            first = 0.0
+            for step in range(16):
+                model.p.grad = torch.full((1,), -1.0, dtype=torch.bfloat16)
+                optimizer.step()
+                first = first if step else model.value
         return first, model.value
 
     assert simulate(program, 2) == [(1.0, 1.03125)] * 2
@@ -415,13 +391,10 @@ def test_a_block_of_a_bf16_model_sends_its_steps_once(overlap: int) -> None:
     rule = Rule(Bounded(period=2, overlap=overlap), Delta("keep"), topology=Sharded(), outer=Sum())
 
     def program() -> float:
-        model = Numbers(1, 1.0).bfloat16()
-        optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-6)
-        run = paceline.attach(model, optimizer, rule)
-        for step in range(8):
-            model.p.grad = torch.full((1,), -8.0 if step < 4 else 0.0, dtype=torch.bfloat16)
-            optimizer.step()
-        run.close()
+        with attached(Numbers(1, 1.0).bfloat16(), rule, lr=2.0**-6) as (_, model, optimizer):
+            for step in range(8):
+                model.p.grad = torch.full((1,), -8.0 if step < 4 else 0.0, dtype=torch.bfloat16)
+                optimizer.step()
         return model.value
 
     assert simulate(program, 2) == [2.0] * 2
@@ -431,11 +404,10 @@ def test_a_group_whose_parameters_have_no_elements() -> None:
     def program() -> float:
         model = nn.ModuleList([Numbers(), Numbers(0)])
         optimizer = torch.optim.SGD([{"params": [part.p]} for part in model], lr=0.5)
-        run = paceline.attach(model, optimizer, "dc_asgd()")
-        model[0].p.grad = torch.full((1,), -1.0)
-        model[1].p.grad = torch.zeros(0)
-        optimizer.step()
-        run.close()
+        with paceline.attach(model, optimizer, "dc_asgd()"):
+            model[0].p.grad = torch.full((1,), -1.0)
+            model[1].p.grad = torch.zeros(0)
+            optimizer.step()
         return model[0].value
 
     found = simulate(program, 2, Clock())
@@ -445,13 +417,11 @@ def test_a_group_whose_parameters_have_no_elements() -> None:
 def test_parameters_of_two_dtypes_in_one_group() -> None:
     def program() -> list[float]:
         model = nn.ModuleList([Numbers(), Numbers().double(), Numbers().bfloat16()])
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        run = paceline.attach(model, optimizer, "dc_asgd()")
-        for _ in range(3):
-            for part in model:
-                part.p.grad = torch.full_like(part.p, -1.0)
-            optimizer.step()
-        run.close()
+        with attached(model, "dc_asgd()", lr=0.5) as (_, _, optimizer):
+            for _ in range(3):
+                for part in model:
+                    part.p.grad = torch.full_like(part.p, -1.0)
+                optimizer.step()
         return [float(part.p.detach()) for part in model]
 
     found = simulate(program, 2)
@@ -467,18 +437,16 @@ def test_running_means_stay_between_those_of_the_workers(rule: str) -> None:
 
     def program() -> Any:
         model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, momentum=0.5))
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        run = paceline.attach(model, optimizer, rule)
-        own, seen = [], []
-        for step in range(12):
-            optimizer.zero_grad()
-            model(torch.randn(64, 3) * (1 + rank())).square().sum().backward()
-            own.append(model[1].running_var.clone())
-            optimizer.step()
-            assert torch.equal(own[-1], model[1].running_var), "a worker's own statistics are its own on the way"
-            seen.append(run.model_for_export()[1].running_var.clone())
-            assert int(model[1].num_batches_tracked) == step + 1
-        run.close()
+        with attached(model, rule, lr=1e-3) as (run, _, optimizer):
+            own, seen = [], []
+            for step in range(12):
+                optimizer.zero_grad()
+                model(torch.randn(64, 3) * (1 + rank())).square().sum().backward()
+                own.append(model[1].running_var.clone())
+                optimizer.step()
+                assert torch.equal(own[-1], model[1].running_var), "a worker's own statistics are its own on the way"
+                seen.append(run.model_for_export()[1].running_var.clone())
+                assert int(model[1].num_batches_tracked) == step + 1
         return own, seen, state_of(model)
 
     found = simulate(program, 3)
@@ -497,19 +465,16 @@ def test_a_batch_of_nan_does_not_stay_in_the_running_mean(rule: str) -> None:
     """It has been through the BatchNorm of that worker before anybody could look at its gradient."""
 
     def program() -> Any:
-        model = make_net(norm=True)
-        optimizer = slow_sgd(model.parameters())
-        run = paceline.attach(model, optimizer, rule)
-        torch.manual_seed(rank())
-        for step in range(10):
-            optimizer.zero_grad()
-            x = torch.randn(8, 6)
-            if rank() == 1 and step == 3:
-                x[0, 0] = float("nan")
-            model(x).square().sum().backward()
-            optimizer.step()
-        own = state_of(model)
-        run.close()
+        with attached(make_net(norm=True), rule, slow_sgd) as (_, model, optimizer):
+            torch.manual_seed(rank())
+            for step in range(10):
+                optimizer.zero_grad()
+                x = torch.randn(8, 6)
+                if rank() == 1 and step == 3:
+                    x[0, 0] = float("nan")
+                model(x).square().sum().backward()
+                optimizer.step()
+            own = state_of(model)
         return own, state_of(model)
 
     found = simulate(program, 2)
@@ -527,14 +492,11 @@ def test_workers_that_finish_early(rule: str, steps: list[int]) -> None:
     """The others go on, however far behind the one that is done has been."""
 
     def program() -> Any:
-        model = Numbers(300)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        run = paceline.attach(model, optimizer, rule)
-        for _ in range(steps[rank()]):
-            model.p.grad = torch.full((300,), -1.0)
-            optimizer.step()
-        made = run.minibatches
-        run.close()
+        with attached(Numbers(300), rule, lr=0.5) as (run, model, optimizer):
+            for _ in range(steps[rank()]):
+                model.p.grad = torch.full((300,), -1.0)
+                optimizer.step()
+            made = run.minibatches
         return made, state_of(model)
 
     found = simulate(program, 3, Clock([1.0, 0.7, 1.3], 0.1))
@@ -566,15 +528,12 @@ def test_a_worker_with_nan_does_not_hold_up_the_others(rule: str, tmp_path: Path
     """Its clock goes on: else all would wait for it, and a save, to which all come, for ever."""
 
     def program() -> int:
-        model = Numbers(100)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        run = paceline.attach(model, optimizer, rule)
-        for step in range(12):
-            model.p.grad = torch.full((100,), float("nan") if rank() == 1 and 2 <= step < 10 else -1.0)
-            optimizer.step()
-        run.save(tmp_path / "c")
-        blocks = run.blocks
-        run.close()
+        with attached(Numbers(100), rule, lr=0.5) as (run, model, optimizer):
+            for step in range(12):
+                model.p.grad = torch.full((100,), float("nan") if rank() == 1 and 2 <= step < 10 else -1.0)
+                optimizer.step()
+            run.save(tmp_path / "c")
+            blocks = run.blocks
         assert finite(state_of(model)) and model.value > 0
         return blocks
 
@@ -594,17 +553,16 @@ def test_steps_that_a_scaler_skips(rule: str, known: bool, fused: bool) -> None:
         model = Numbers(64)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
-        run = paceline.attach(model, optimizer, rule, **({"scaler": scaler} if known else {}))
-        scales = []
-        for step in range(6):
-            optimizer.zero_grad()
-            loss = scaler.scale(-model.p.sum())
-            (loss * float("inf") if rank() == 1 and step in (1, 2) else loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            scales.append(scaler.get_scale())
-        made = run.minibatches
-        run.close()
+        with paceline.attach(model, optimizer, rule, **({"scaler": scaler} if known else {})) as run:
+            scales = []
+            for step in range(6):
+                optimizer.zero_grad()
+                loss = scaler.scale(-model.p.sum())
+                (loss * float("inf") if rank() == 1 and step in (1, 2) else loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                scales.append(scaler.get_scale())
+            made = run.minibatches
         return made, scales[-1], model.value
 
     share = 0.5 if rule.startswith("ssp") else 1.0
@@ -630,18 +588,17 @@ def test_a_worker_whose_scaler_skips_does_not_hold_up_the_others(rule: str, fuse
         model = nn.ModuleList([Numbers(), Numbers()])
         pair = [torch.optim.SGD(part.parameters(), lr=1.0, fused=fused) for part in model]
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=1000)
-        run = paceline.attach(model, list(pair), rule, scaler=scaler)
-        for step in range(8):
-            for optimizer in pair:
-                optimizer.zero_grad()
-            loss = scaler.scale(-(model[0].p + model[1].p).sum())
-            (loss * float("inf") if rank() == 1 and step < 4 else loss).backward()
-            for optimizer in pair:
-                scaler.step(optimizer)
-            scaler.update()
-        run.save(tmp_path / "c")
-        made, blocks = run.minibatches, run.blocks
-        run.close()
+        with paceline.attach(model, list(pair), rule, scaler=scaler) as run:
+            for step in range(8):
+                for optimizer in pair:
+                    optimizer.zero_grad()
+                loss = scaler.scale(-(model[0].p + model[1].p).sum())
+                (loss * float("inf") if rank() == 1 and step < 4 else loss).backward()
+                for optimizer in pair:
+                    scaler.step(optimizer)
+                scaler.update()
+            run.save(tmp_path / "c")
+            made, blocks = run.minibatches, run.blocks
         assert "step" not in scaler.__dict__
         return made, blocks, [part.value for part in model]
 
@@ -654,16 +611,13 @@ def test_a_worker_whose_scaler_skips_does_not_hold_up_the_others(rule: str, fuse
 def test_a_closure_is_refused_where_gradients_are_pushed() -> None:
     def program(rule: str) -> Callable[[], float]:
         def body() -> float:
-            model = Numbers()
-            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-            run = paceline.attach(model, optimizer, rule)
+            with attached(Numbers(), rule, lr=1.0) as (_, model, optimizer):
 
-            def closure() -> float:
-                model.p.grad = torch.full((1,), -1.0)
-                return 0.0
+                def closure() -> float:
+                    model.p.grad = torch.full((1,), -1.0)
+                    return 0.0
 
-            optimizer.step(closure)
-            run.close()
+                optimizer.step(closure)
             return model.value
 
         return body
@@ -695,12 +649,9 @@ def test_optimizers_that_cannot_step_on_slices_are_refused_with_the_reason() -> 
 
 def test_a_sparse_gradient_is_refused() -> None:
     def program() -> None:
-        model = nn.Embedding(5, 2, sparse=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run = paceline.attach(model, optimizer, "asgd()")
-        model(torch.tensor([1, 2])).sum().backward()
-        optimizer.step()
-        run.close()
+        with attached(nn.Embedding(5, 2, sparse=True), "asgd()", lr=0.1) as (_, model, optimizer):
+            model(torch.tensor([1, 2])).sum().backward()
+            optimizer.step()
 
     with pytest.raises(UnsupportedError, match=r"weight has a sparse gradient, which has no flat form; use sparse=Fal"):
         simulate(program, 2)
@@ -712,23 +663,20 @@ def test_a_sparse_gradient_is_refused() -> None:
 @rules(["asgd()", "ssp(staleness=1)", "easgd(period=2)"])
 def test_messages_between_workers_at_different_places(rule: str) -> None:
     def program() -> Any:
-        model = Numbers(70)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run = paceline.attach(model, optimizer, rule)
-        said: list[float] = []
-        for step in range(9):
-            model.p.grad = torch.full((70,), -1.0)
-            optimizer.step()
-            if step == 4:
-                run.messages.send(torch.tensor([float(rank())]), to=(rank() + 1) % 3).wait()
-            if step == 7:
-                x = torch.zeros(1)
-                run.messages.receive(x, source=(rank() - 1) % 3).wait()
-                said.append(float(x))
-                total = torch.tensor([1.0 + rank()])
-                run.messages.all_reduce(total).wait()
-                said.append(float(total))
-        run.close()
+        with attached(Numbers(70), rule, lr=0.1) as (run, model, optimizer):
+            said: list[float] = []
+            for step in range(9):
+                model.p.grad = torch.full((70,), -1.0)
+                optimizer.step()
+                if step == 4:
+                    run.messages.send(torch.tensor([float(rank())]), to=(rank() + 1) % 3).wait()
+                if step == 7:
+                    x = torch.zeros(1)
+                    run.messages.receive(x, source=(rank() - 1) % 3).wait()
+                    said.append(float(x))
+                    total = torch.tensor([1.0 + rank()])
+                    run.messages.all_reduce(total).wait()
+                    said.append(float(total))
         return said, model.value
 
     found = simulate(program, 3, Clock([1.0, 2.0, 3.0]))
@@ -769,13 +717,10 @@ def test_the_logs_delays_match_the_updates_that_the_owners_have_applied(tmp_path
     workers, made = 3, 10
 
     def program() -> int:
-        model = Numbers()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "asgd(overlap=0)", log=tmp_path)
-        for _ in range(made):
-            model.p.grad = torch.full((1,), -1.0)
-            optimizer.step()
-        run.close()
+        with attached(Numbers(), "asgd(overlap=0)", lr=1.0, log=tmp_path) as (run, model, optimizer):
+            for _ in range(made):
+                model.p.grad = torch.full((1,), -1.0)
+                optimizer.step()
         return run.blocks
 
     assert simulate(program, workers) == [made] * workers
