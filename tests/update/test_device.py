@@ -15,6 +15,7 @@ from paceline.communication.virtual import VirtualTransport
 from paceline.core.flat import all_finite, fragments
 from paceline.rules.codec.select import largest
 from tests.device import NAME, WAITS, Device, DeviceTensor
+from tests.helpers import attached
 
 BLOCKS = [
     "averaging(period=4)",
@@ -112,9 +113,7 @@ def test_a_contribution_that_is_not_finite_is_left_out_on_the_device_too(rule: s
 def test_gradients_whose_squares_overflow_are_finite_on_the_device() -> None:
     def work() -> Any:
         with Device():
-            model = nn.Linear(4, 2, bias=False).to(NAME)
-            optimizer = torch.optim.SGD(model.parameters(), lr=1e-35)
-            with paceline.attach(model, optimizer, "sync"):
+            with attached(nn.Linear(4, 2, bias=False).to(NAME), "sync", lr=1e-35) as (_, model, optimizer):
                 for _ in range(3):
                     optimizer.zero_grad()
                     (model(torch.ones(3, 4).to(NAME)).sum() * 1e30).backward()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from tests.helpers import adam, descend, momentum_sgd, rank, same_bits, simulate, train
+from tests.helpers import adam, attached, descend, momentum_sgd, rank, same_bits, simulate, train
 
 F64 = torch.float64
 
@@ -38,18 +38,15 @@ def climb(
     """Worker r moves every number by speeds[r] in each of steps[r] steps: ([its numbers after each], at the end)."""
 
     def program() -> tuple[list[list[float]], list[float]]:
-        model = Scalars(count)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, rule, timeout_s=20)
-        seen = []
-        for step in range(1, steps[rank()] + 1):
-            for p in model.parameters():
-                p.grad = torch.full_like(p, -speeds[rank()])
-            if after is not None:
-                after(step, model, run)
-            optimizer.step()
-            seen.append(model.values())
-        run.close()
+        with attached(Scalars(count), rule, lr=1.0, timeout_s=20) as (run, model, optimizer):
+            seen = []
+            for step in range(1, steps[rank()] + 1):
+                for p in model.parameters():
+                    p.grad = torch.full_like(p, -speeds[rank()])
+                if after is not None:
+                    after(step, model, run)
+                optimizer.step()
+                seen.append(model.values())
         return seen, model.values()
 
     return simulate(program, len(speeds))
@@ -130,16 +127,15 @@ def test_adams_moments_under_overlap(kind: str, overlap: int) -> None:
         with torch.no_grad():
             model.weight.zero_()
         optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(b1, b2))
-        run = paceline.attach(model, optimizer, kind.format(d=overlap), timeout_s=20)
-        seen = []
-        for _ in range(steps):
-            optimizer.zero_grad()
-            (model.weight - aims[rank()]).square().sum().backward()
-            optimizer.step()
-            s = optimizer.state[model.weight]
-            parts = (model.weight.detach()[0], s["exp_avg"][0], s["exp_avg_sq"][0])
-            seen.append((*(t.clone() for t in parts), float(s["step"])))
-        run.close()
+        with paceline.attach(model, optimizer, kind.format(d=overlap), timeout_s=20):
+            seen = []
+            for _ in range(steps):
+                optimizer.zero_grad()
+                (model.weight - aims[rank()]).square().sum().backward()
+                optimizer.step()
+                s = optimizer.state[model.weight]
+                parts = (model.weight.detach()[0], s["exp_avg"][0], s["exp_avg_sq"][0])
+                seen.append((*(t.clone() for t in parts), float(s["step"])))
         return seen
 
     found = simulate(program, 2)
@@ -187,13 +183,12 @@ def test_no_exchange_is_larger_than_its_share(overlap: int) -> None:
             torch.manual_seed(0)
             model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(8)))
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-            run = paceline.attach(model, optimizer, "bmuf", period=8, fragments=fragments, overlap=overlap)
-            sent, before = [], run.bytes_sent
-            for _ in range(18):
-                descend(model, optimizer, torch.randn(2, 16))
-                sent.append(run.bytes_sent - before)
-                before = run.bytes_sent
-            run.close()
+            with paceline.attach(model, optimizer, "bmuf", period=8, fragments=fragments, overlap=overlap) as run:
+                sent, before = [], run.bytes_sent
+                for _ in range(18):
+                    descend(model, optimizer, torch.randn(2, 16))
+                    sent.append(run.bytes_sent - before)
+                    before = run.bytes_sent
             return sent
 
         return simulate(program, 2)[0]
@@ -252,19 +247,16 @@ def test_nothing_finite_leaves_the_global_model_and_training_goes_on() -> None:
     caught = []
 
     def program() -> list[float]:
-        model = Scalars(1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "averaging(period=2, overlap=1)", timeout_s=20)
-        seen = []
-        for step in range(1, 9):
-            speed = float("nan") if step == 4 else 1.0 + rank()
-            model.p[0].grad = torch.full_like(model.p[0], -speed)
-            try:
-                optimizer.step()
-            except paceline.NonFiniteError:
-                caught.append((rank(), step))
-            seen.append(float(run.global_state()["p.0"]))
-        run.close()
+        with attached(Scalars(1), "averaging(period=2, overlap=1)", lr=1.0, timeout_s=20) as (run, model, optimizer):
+            seen = []
+            for step in range(1, 9):
+                speed = float("nan") if step == 4 else 1.0 + rank()
+                model.p[0].grad = torch.full_like(model.p[0], -speed)
+                try:
+                    optimizer.step()
+                except paceline.NonFiniteError:
+                    caught.append((rank(), step))
+                seen.append(float(run.global_state()["p.0"]))
         return [*seen, *model.values()]
 
     outs = simulate(program, 2)
@@ -283,14 +275,12 @@ def test_a_nan_that_passes_is_left_out_once(rule: str, caplog: pytest.LogCapture
     def program() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run = paceline.attach(model, optimizer, rule, timeout_s=20)
-        for step in range(24):
-            optimizer.zero_grad()
-            nan = step == 5 and rank() == 1
-            (model(torch.randn(2, 3)).square().mean() * (float("nan") if nan else 1)).backward()
-            optimizer.step()
-        run.close()
+        with attached(model, rule, lr=0.1, timeout_s=20) as (_, _, optimizer):
+            for step in range(24):
+                optimizer.zero_grad()
+                nan = step == 5 and rank() == 1
+                (model(torch.randn(2, 3)).square().mean() * (float("nan") if nan else 1)).backward()
+                optimizer.step()
 
     with caplog.at_level(logging.WARNING, logger="paceline"):
         simulate(program, 3)
@@ -389,16 +379,14 @@ def test_whether_the_background_is_early_or_late_does_not_show(rule: str) -> Non
         def body() -> list[Tensor]:
             torch.manual_seed(0)
             model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-            run = paceline.attach(model, optimizer, rule, timeout_s=20)
-            cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=40)
-            torch.manual_seed(rank())
-            for step in range(18):
-                descend(model, optimizer, torch.randn(5, 4))
-                if look and step % 2:
-                    run.global_state()
-                cycle.step()
-            run.close()
+            with attached(model, rule, torch.optim.AdamW, lr=0.01, timeout_s=20) as (run, _, optimizer):
+                cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=40)
+                torch.manual_seed(rank())
+                for step in range(18):
+                    descend(model, optimizer, torch.randn(5, 4))
+                    if look and step % 2:
+                        run.global_state()
+                    cycle.step()
             return [p.detach().clone() for p in model.parameters()]
 
         return body

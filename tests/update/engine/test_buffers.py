@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import paceline
 from paceline.core import flat as paceline_flat
-from tests.helpers import CLASSES, FEATURES, State, learn, make_data, same_bits, simulate, state_of
+from tests.helpers import CLASSES, FEATURES, State, attached, learn, make_data, same_bits, simulate, state_of
 
 WORKERS, BATCH, ROWS = 3, 4, 8
 COLLECTIVE = [
@@ -89,25 +89,22 @@ def buffers_of(model: nn.Module) -> State:
 
 def program(rule: str, place: Path | None = None, bad: int | None = None) -> dict[str, Any]:
     """A worker's training: its buffers in each of the last steps, before and after the step; and at the end."""
-    model = Kinds()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    run = paceline.attach(model, optimizer, rule)
-    model.rank = run.world.rank
-    seen: list[State] = []
-    for _ in range(2):
-        for x, y in run.share(DataLoader(make_data(48), BATCH)):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
-            (loss * float("nan") if bad == run.minibatches and run.world.rank == 0 else loss).backward()
-            seen.append(buffers_of(model))
-            optimizer.step()
-            with torch.no_grad():
-                model.centre.mul_(0.9).add_(0.1 * model.out.bias * (1 + run.world.rank))
-            seen.append(buffers_of(model))
-    if place is not None:
-        run.save(place)
-    found = {"saved": run.global_state()}
-    run.close()
+    with attached(Kinds(), rule, lr=0.05) as (run, model, optimizer):
+        model.rank = run.world.rank
+        seen: list[State] = []
+        for _ in range(2):
+            for x, y in run.share(DataLoader(make_data(48), BATCH)):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(x), y)
+                (loss * float("nan") if bad == run.minibatches and run.world.rank == 0 else loss).backward()
+                seen.append(buffers_of(model))
+                optimizer.step()
+                with torch.no_grad():
+                    model.centre.mul_(0.9).add_(0.1 * model.out.bias * (1 + run.world.rank))
+                seen.append(buffers_of(model))
+        if place is not None:
+            run.save(place)
+        found = {"saved": run.global_state()}
     return {**found, "seen": seen, "end": buffers_of(model), "exported": buffers_of(run.model_for_export())}
 
 
@@ -167,12 +164,9 @@ def test_a_rejected_contribution_leaves_the_buffers_of_one_worker(rule: str) -> 
 
 
 def resumed(rule: str, place: Path) -> dict[str, Any]:
-    model = Kinds()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    run = paceline.attach(model, optimizer, rule)
-    run.resume(place)
-    found = {"begin": buffers_of(model), "saved": run.global_state()}
-    run.close()
+    with attached(Kinds(), rule, lr=0.05) as (run, model, _):
+        run.resume(place)
+        found = {"begin": buffers_of(model), "saved": run.global_state()}
     return found
 
 
@@ -227,8 +221,7 @@ def test_buffers_that_are_constant_are_not_named(caplog: pytest.LogCaptureFixtur
     def constant() -> State:
         model = nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.BatchNorm1d(CLASSES))
         model.register_buffer("table", torch.linspace(0, 1, 9))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        with paceline.attach(model, optimizer, "bmuf(period=3)") as run:
+        with attached(model, "bmuf(period=3)", lr=0.05) as (run, _, optimizer):
             for x, y in run.share(DataLoader(make_data(48), BATCH)):
                 learn(model, optimizer, x, y)
         return state_of(model)

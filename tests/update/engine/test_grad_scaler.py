@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import paceline
-from tests.helpers import adam, descend, make_net, momentum_sgd, rank, same_bits, simulate, state_of
+from tests.helpers import adam, attached, descend, make_net, momentum_sgd, rank, same_bits, simulate, state_of
 
 F32 = torch.float32
 
@@ -31,21 +31,20 @@ def program(
         model = make_net()
         opt = optimizer(model.parameters())
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1000)
-        run = paceline.attach(model, opt, rule, **({"scaler": scaler} if known else {}))
-        torch.manual_seed(rank())
-        counted, scales = [], []
-        for step in range(steps):
-            opt.zero_grad()
-            loss = scaler.scale(model(torch.randn(4, 6)).square().mean())
-            (loss * float("inf") if overflow(step) else loss).backward()
-            if unscale:
-                scaler.unscale_(opt)
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(opt)
-            scaler.update()
-            counted.append(run.minibatches)
-            scales.append(scaler.get_scale())
-        run.close()
+        with paceline.attach(model, opt, rule, **({"scaler": scaler} if known else {})) as run:
+            torch.manual_seed(rank())
+            counted, scales = [], []
+            for step in range(steps):
+                opt.zero_grad()
+                loss = scaler.scale(model(torch.randn(4, 6)).square().mean())
+                (loss * float("inf") if overflow(step) else loss).backward()
+                if unscale:
+                    scaler.unscale_(opt)
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(opt)
+                scaler.update()
+                counted.append(run.minibatches)
+                scales.append(scaler.get_scale())
         return {"model": state_of(model), "counted": counted, "scales": scales, "own": "step" in scaler.__dict__}
 
     return body
@@ -63,9 +62,7 @@ def test_with_a_scaler_the_result_is_that_without_one() -> None:
     """Scales are powers of two, so scaling is exact and the mean of scaled gradients is the scaled mean."""
 
     def plain() -> dict[str, torch.Tensor]:
-        model = make_net()
-        opt = momentum_sgd(model.parameters())
-        with paceline.attach(model, opt, "sync"):
+        with attached(make_net(), "sync", momentum_sgd) as (_, model, opt):
             torch.manual_seed(rank())
             for _ in range(8):
                 descend(model, opt, torch.randn(4, 6))
@@ -113,9 +110,7 @@ def test_fused_adam_skips_inside_its_step(rule: str) -> None:
 
 def test_bf16_autocast_in_blocks() -> None:
     def body() -> dict[str, torch.Tensor]:
-        model = make_net()
-        opt = adam(model.parameters())
-        with paceline.attach(model, opt, "bmuf_adam", period=2):
+        with attached(make_net(), "bmuf_adam", adam, period=2) as (_, model, opt):
             torch.manual_seed(rank())
             for _ in range(5):
                 opt.zero_grad()

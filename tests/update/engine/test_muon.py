@@ -78,12 +78,11 @@ def test_a_constant_gradient_stays_when_the_buffer_is_compensated() -> None:
         model = nn.Linear(2, 2, bias=False)
         optimizer = torch.optim.Muon(model.parameters(), lr=0.01, momentum=b)
         rule = f"bmuf(period=2, local_state='compensate', momentum={1 - 1 / gain}, lr=1)"
-        run = paceline.attach(model, optimizer, rule)
-        for _ in range(2):
-            model.weight.grad = gradient.clone()
-            optimizer.step()
-        found: torch.Tensor = optimizer.state[model.weight]["momentum_buffer"].clone()
-        run.close()
+        with paceline.attach(model, optimizer, rule):
+            for _ in range(2):
+                model.weight.grad = gradient.clone()
+                optimizer.step()
+            found: torch.Tensor = optimizer.state[model.weight]["momentum_buffer"].clone()
         return found
 
     steps = 2 + (1 - 1 / gain) * 2  # kv = eta rho + (zeta - 1) tau
@@ -97,12 +96,11 @@ def test_a_parameter_without_a_gradient_on_some_workers() -> None:
     def program() -> float:
         model = nn.Linear(2, 2, bias=False)
         optimizer = torch.optim.Muon(model.parameters(), lr=0.01, momentum=0.5)
-        run = paceline.attach(model, optimizer, "averaging(period=1, local_state='average')")
-        if run.world.rank == 0:
-            model.weight.grad = torch.ones(2, 2)
-        optimizer.step()
-        found = float(optimizer.state[model.weight]["momentum_buffer"][0, 0])
-        run.close()
+        with paceline.attach(model, optimizer, "averaging(period=1, local_state='average')") as run:
+            if run.world.rank == 0:
+                model.weight.grad = torch.ones(2, 2)
+            optimizer.step()
+            found = float(optimizer.state[model.weight]["momentum_buffer"][0, 0])
         return found
 
     assert simulate(program, 2) == [0.25, 0.25]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline import NonFiniteError, UnsupportedError
-from tests.helpers import distance, make_net, momentum_sgd, rank, same_bits, sgd, simulate, state_of
+from tests.helpers import attached, distance, make_net, momentum_sgd, rank, same_bits, sgd, simulate, state_of
 
 LARGEST = 65504.0  # of float16
 BATCHES, SAMPLES = 40, 4
@@ -158,13 +158,12 @@ def test_what_a_codec_kept_follows_the_scale(rule: str, known: bool) -> None:
         model = make_net()
         opt = sgd(model.parameters())
         scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=3, enabled=scaled)
-        run = paceline.attach(model, opt, rule, timeout_s=20, **({"scaler": scaler} if known else {}))
-        for x in batches(rank())[:20]:
-            opt.zero_grad()
-            scaler.scale(model(x).square().mean()).backward()
-            scaler.step(opt)
-            scaler.update()
-        run.close()
+        with paceline.attach(model, opt, rule, timeout_s=20, **({"scaler": scaler} if known else {})):
+            for x in batches(rank())[:20]:
+                opt.zero_grad()
+                scaler.scale(model(x).square().mean()).backward()
+                scaler.step(opt)
+                scaler.update()
         return state_of(model)
 
     plain, grown = simulate(lambda: body(False), 2)[0], simulate(lambda: body(True), 2)[0]
@@ -177,21 +176,19 @@ def test_what_a_codec_kept_follows_the_scale(rule: str, known: bool) -> None:
 def spoiled_step(scaler: torch.amp.GradScaler | None, through: bool, spoiled: int = 1) -> None:
     """Two steps; the gradient of worker 1 in one of them is infinite."""
     model = make_net()
-    opt = sgd(model.parameters())
-    run = paceline.attach(model, opt, "sync", timeout_s=20, **({"scaler": scaler} if scaler is not None else {}))
-    for step in range(2):
-        opt.zero_grad()
-        loss = model(torch.ones(4, 6)).square().mean()
-        loss = loss if scaler is None else scaler.scale(loss)
-        (loss * float("inf") if rank() == 1 and step == spoiled else loss).backward()
-        if through and scaler is not None:
-            scaler.step(opt)
-            scaler.update()
-        else:
-            opt.step()
-    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
-    assert run.minibatches == 2
-    run.close()
+    with attached(model, "sync", timeout_s=20, **{"scaler": scaler} if scaler is not None else {}) as (run, _, opt):
+        for step in range(2):
+            opt.zero_grad()
+            loss = model(torch.ones(4, 6)).square().mean()
+            loss = loss if scaler is None else scaler.scale(loss)
+            (loss * float("inf") if rank() == 1 and step == spoiled else loss).backward()
+            if through and scaler is not None:
+                scaler.step(opt)
+                scaler.update()
+            else:
+                opt.step()
+        assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+        assert run.minibatches == 2
 
 
 def test_a_disabled_scaler_is_none() -> None:

@@ -21,7 +21,7 @@ import paceline
 from paceline import MismatchError, UnsupportedError
 from paceline.communication import virtual
 from paceline_plugins.receipts import audit
-from tests.helpers import State, adam, learn, make_data, make_net, same_bits, sgd, simulate, state_of
+from tests.helpers import State, adam, attached, learn, make_data, make_net, same_bits, sgd, simulate, state_of
 from tests.tables import each_value_fast
 
 SAMPLES, BATCH, EPOCHS, WORKERS = 96, 4, 3, 2
@@ -230,9 +230,7 @@ def test_a_step_that_one_worker_skips_after_backward_is_named(batch: int) -> Non
 
 def test_a_schedule_that_counts_minibatches_of_its_own_is_named() -> None:
     def program() -> None:
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        with paceline.attach(model, optimizer, "sync") as run:
+        with attached(make_net(), "sync") as (run, model, optimizer):
             for batch, (x, y) in enumerate(run.share(DataLoader(make_data(SAMPLES), BATCH))):
                 optimizer.param_groups[0]["lr"] = 0.1 / (1 + batch)
                 if run.world.rank == 1 and batch == 3:
@@ -283,9 +281,7 @@ def test_a_grad_scaler_of_a_worker_that_skips(known: bool) -> None:
 @pytest.mark.parametrize("rule", ["sync(reproducible=True)", "bmuf(period=5, reproducible=True)"])
 def test_receipts_of_workers_that_skip(rule: str, tmp_path: Any) -> None:
     def program() -> None:
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        with paceline.attach(model, optimizer, rule, receipts=tmp_path) as run:
+        with attached(make_net(), rule, receipts=tmp_path) as (run, model, optimizer):
             for epoch in range(EPOCHS):
                 for batch, (x, y) in enumerate(run.share(DataLoader(DATA, BATCH))):
                     optimizer.zero_grad()
@@ -302,9 +298,7 @@ def test_receipts_of_workers_that_skip(rule: str, tmp_path: Any) -> None:
 @pytest.mark.parametrize("rule", ["sync", "bmuf(period=5)"])
 def test_a_resume_after_skipped_minibatches_has_the_same_bits(rule: str, tmp_path: Any) -> None:
     def program(first: int, last: int) -> State:
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        with paceline.attach(model, optimizer, rule) as run:
+        with attached(make_net(), rule) as (run, model, optimizer):
             if first:
                 run.resume(tmp_path / "saved")
             shared = run.share(DataLoader(make_data(SAMPLES), BATCH))
@@ -356,9 +350,7 @@ def test_a_program_that_trains_for_a_number_of_steps(rule: str, samples: int, tw
     """Parts of different lengths, gone through again and again, perhaps beside another loader."""
 
     def program() -> tuple[int, list[float]]:
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        with paceline.attach(model, optimizer, rule) as run:
+        with attached(make_net(), rule) as (run, model, optimizer):
             shares = [run.share(DataLoader(make_data(count), 1, shuffle=True)) for count in (samples, 10)]
             iterators = [iter(one) for one in shares]
             for _ in range(30):
@@ -418,9 +410,7 @@ def test_all_exit_in_the_middle_of_a_pass(rule: str) -> None:
 
 def test_passes_that_not_all_workers_begin_are_named() -> None:
     def program() -> None:
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        with paceline.attach(model, optimizer, "sync") as run:
+        with attached(make_net(), "sync") as (run, model, optimizer):
             shared = run.share(DataLoader(make_data(SAMPLES), BATCH))
             if run.is_main:
                 next(iter(shared))
@@ -455,8 +445,7 @@ def test_an_iterator_that_the_program_keeps(rule: str) -> None:
 
     def program() -> Seen:
         model, seen = make_net(), Seen()
-        optimizer = sgd(model.parameters())
-        with paceline.attach(model, optimizer, rule) as run:
+        with attached(model, rule) as (run, _, optimizer):
             shared = run.share(DataLoader(make_data(SAMPLES), BATCH))
             batches = iter(shared)
             for number in range(2 * BATCHES + 3):
@@ -479,8 +468,7 @@ def test_an_iterator_that_the_program_keeps(rule: str) -> None:
 def test_a_checkpoint_that_falls_due_while_one_worker_waits_at_the_end_of_its_pass(tmp_path: Any) -> None:
     def program(epochs: int, resume: bool) -> Seen:
         model, seen = make_net(), Seen()
-        optimizer = sgd(model.parameters())
-        with paceline.attach(model, optimizer, "sync", checkpoint=tmp_path, every_blocks=BATCHES - 1, keep=9) as run:
+        with attached(model, "sync", checkpoint=tmp_path, every_blocks=BATCHES - 1, keep=9) as (run, _, optimizer):
             assert run.resume() == resume
             shared = run.share(DataLoader(make_data(SAMPLES), BATCH))
             for epoch in range(run.epoch, epochs):
@@ -542,9 +530,7 @@ class ReadAhead:
 @pytest.mark.parametrize("rule", ["sync", "bmuf(period=5)", "asgd()"])
 def test_batches_that_another_thread_reads_are_refused(rule: str) -> None:
     def program() -> None:
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        with paceline.attach(model, optimizer, rule) as run:
+        with attached(make_net(), rule) as (run, model, optimizer):
             for x, y in ReadAhead(run.share(DataLoader(make_data(SAMPLES), BATCH))):
                 learn(model, optimizer, x, y)
 

@@ -12,7 +12,20 @@ from torch import nn
 
 import paceline
 from paceline.errors import RuleError
-from tests.helpers import Outcome, Place, Program, adam, descend, distance, momentum_sgd, rank, same_bits, sgd, state_of
+from tests.helpers import (
+    Outcome,
+    Place,
+    Program,
+    adam,
+    attached,
+    descend,
+    distance,
+    momentum_sgd,
+    rank,
+    same_bits,
+    sgd,
+    state_of,
+)
 
 RULES: list[tuple[str, Callable[[Any], torch.optim.Optimizer]]] = [
     ("bmuf(period=3, within='host')", momentum_sgd),
@@ -73,12 +86,11 @@ def test_the_gain_follows_the_hosts() -> None:
         with torch.no_grad():
             model.weight.zero_()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "bmuf(period=1, gain='paper', within='host', nesterov=False)")
-        for _ in range(2):  # d = 1 in each block: Delta = 1, then eta + 1
-            optimizer.zero_grad()
-            (-model.weight.sum()).backward()
-            optimizer.step()
-        run.close()
+        with paceline.attach(model, optimizer, "bmuf(period=1, gain='paper', within='host', nesterov=False)"):
+            for _ in range(2):  # d = 1 in each block: Delta = 1, then eta + 1
+                optimizer.zero_grad()
+                (-model.weight.sum()).backward()
+                optimizer.step()
         return float(model.weight.detach())
 
     assert paceline.simulate(program, 4, hosts=list("aabb")) == [pytest.approx(1 + 1.5)] * 4
@@ -88,13 +100,10 @@ def test_the_gain_follows_the_hosts() -> None:
 def test_uneven_data_ends_with_one_model(steps: tuple[int, ...]) -> None:
     def program() -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
-        model = nn.Linear(3, 2)
-        optimizer = momentum_sgd(model.parameters())
-        run = paceline.attach(model, optimizer, "bmuf(period=3, within='host')")
-        torch.manual_seed(rank())
-        for _ in range(steps[rank()]):
-            descend(model, optimizer, torch.randn(4, 3))
-        run.close()
+        with attached(nn.Linear(3, 2), "bmuf(period=3, within='host')", momentum_sgd) as (_, model, optimizer):
+            torch.manual_seed(rank())
+            for _ in range(steps[rank()]):
+                descend(model, optimizer, torch.randn(4, 3))
         return state_of(model)
 
     outs = paceline.simulate(program, 4, hosts=list("aabb"))

@@ -18,7 +18,7 @@ import paceline
 from paceline.communication.base import BLOCK
 from paceline.update.exchange.exchanger import NO_PAYLOAD, ExchangeHeader, ExchangeSummary, with_outliers_dropped
 from paceline.update.exchange.outliers import FAR, LEAST, Guard, Norms, farthest, make_guard, outliers
-from tests.helpers import simulate
+from tests.helpers import attached, simulate
 
 # -- the judgement -----------------------------------------------------------------------------------------------------
 
@@ -126,13 +126,11 @@ def climb(
         model = Two()
         for parameter in model.parameters():
             nn.init.zeros_(parameter)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, rule, guard=GUARD, log=log, timeout_s=20)
-        for step in range(1, steps + 1):
-            optimizer.zero_grad()
-            model.push(speed(run.world.rank, step))
-            optimizer.step()
-        run.close()
+        with attached(model, rule, lr=1.0, guard=GUARD, log=log, timeout_s=20) as (run, _, optimizer):
+            for step in range(1, steps + 1):
+                optimizer.zero_grad()
+                model.push(speed(run.world.rank, step))
+                optimizer.step()
         return [float(x) for p in model.parameters() for x in p.detach().flatten()]
 
     return simulate(program, workers)
@@ -188,12 +186,10 @@ def test_without_a_guard_everything_goes_in() -> None:
     def program() -> float:
         model = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(model.weight)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "averaging(period=1)", guard=None)
-        for step in range(20):
-            model.weight.grad = torch.full_like(model.weight, -1e6 if step == 15 and run.world.rank else -1.0)
-            optimizer.step()
-        run.close()
+        with attached(model, "averaging(period=1)", lr=1.0, guard=None) as (run, _, optimizer):
+            for step in range(20):
+                model.weight.grad = torch.full_like(model.weight, -1e6 if step == 15 and run.world.rank else -1.0)
+                optimizer.step()
         return float(model.weight.detach())
 
     assert simulate(program, 2)[0] > 4e5
@@ -204,18 +200,15 @@ def test_a_resumed_run_judges_by_what_it_had_seen(rule: str, tmp_path: Path) -> 
     def program(first: bool) -> Callable[[], list[float]]:
         def body() -> list[float]:
             torch.manual_seed(1)
-            model = Two()
-            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-            run = paceline.attach(model, optimizer, rule, guard=GUARD, timeout_s=20)
-            if not first:
-                run.resume(tmp_path / "kept")
-            for step in range(run.minibatches, 32):
-                optimizer.zero_grad()
-                model.push(1e6 if (run.world.rank, step) == (0, 22) else 1.0 + run.world.rank)
-                optimizer.step()
-                if step == 20 and first:
-                    run.save(tmp_path / "kept")
-            run.close()
+            with attached(Two(), rule, lr=1.0, guard=GUARD, timeout_s=20) as (run, model, optimizer):
+                if not first:
+                    run.resume(tmp_path / "kept")
+                for step in range(run.minibatches, 32):
+                    optimizer.zero_grad()
+                    model.push(1e6 if (run.world.rank, step) == (0, 22) else 1.0 + run.world.rank)
+                    optimizer.step()
+                    if step == 20 and first:
+                        run.save(tmp_path / "kept")
             return [float(x) for p in model.parameters() for x in p.detach().flatten()]
 
         return body
@@ -292,14 +285,12 @@ def test_what_is_out_of_all_proportion_does_not_get_in_with_the_first_exchange(r
         if zero:
             nn.init.zeros_(model.weight)
             nn.init.zeros_(model.bias)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run = paceline.attach(model, optimizer, rule, guard="outliers")
-        for step in range(6):
-            optimizer.zero_grad()
-            loss = (model(torch.ones(2, 4)) - 1).square().mean()
-            (loss * (1e30 if spoils and run.world.rank == 1 and step == 0 else 1.0)).backward()
-            optimizer.step()
-        run.close()
+        with attached(model, rule, lr=0.1, guard="outliers") as (run, _, optimizer):
+            for step in range(6):
+                optimizer.zero_grad()
+                loss = (model(torch.ones(2, 4)) - 1).square().mean()
+                (loss * (1e30 if spoils and run.world.rank == 1 and step == 0 else 1.0)).backward()
+                optimizer.step()
         return float(model.weight.detach().abs().max())
 
     assert max(simulate(lambda: program(True), 3)) < 10.0
@@ -312,12 +303,10 @@ def test_a_first_block_that_moves_all_workers_far_is_no_fault() -> None:
         torch.manual_seed(0)
         model = nn.Linear(4, 1, bias=False)
         nn.init.constant_(model.weight, 1e-9)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "averaging(period=1)")
-        for _ in range(3):
-            model.weight.grad = torch.full((1, 4), -1000.0 * (1 + run.world.rank))
-            optimizer.step()
-        run.close()
+        with attached(model, "averaging(period=1)", lr=1.0) as (run, _, optimizer):
+            for _ in range(3):
+                model.weight.grad = torch.full((1, 4), -1000.0 * (1 + run.world.rank))
+                optimizer.step()
         return list(model.weight.detach().flatten().tolist())
 
     for weights in simulate(program, 2):

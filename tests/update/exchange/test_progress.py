@@ -25,6 +25,7 @@ from paceline.update.engine.blocks.fragment import FragmentState, LocalOptimizer
 from paceline.update.engine.blocks.outer_state import BlockNumbers, OuterStateChunk, cut_states
 from paceline.update.exchange.exchanger import ExchangeHeader, Exchanger
 from paceline.update.exchange.pipeline import LastWait, Pipeline, SideStream
+from tests.helpers import attached
 
 
 class Stream(SideStream):
@@ -268,9 +269,7 @@ def test_exchanges_in_flight_progress_at_every_step(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Exchanger, "progress", lambda self: called.append(1))
 
     def program() -> None:
-        model = nn.Linear(2, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with paceline.attach(model, optimizer, "diloco(period=3, overlap=1)"):
+        with attached(nn.Linear(2, 2), "diloco(period=3, overlap=1)", lr=0.1) as (_, model, optimizer):
             for _ in range(7):
                 optimizer.zero_grad()
                 model(torch.randn(3, 2)).sum().backward()

@@ -22,7 +22,7 @@ from paceline.update.exchange.exchanger import (
     agree,
     summary_of,
 )
-from tests.helpers import simulate
+from tests.helpers import attached, simulate
 
 HEADER = ExchangeHeader(3, WARMUP_END, False, False, True, 4, 1.5, 4.0, 12, 77)
 
@@ -79,9 +79,7 @@ def test_the_work_for_a_header_does_not_grow_with_the_workers(workers: int, monk
     blocks: list[int] = []
 
     def program() -> None:
-        model = nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with paceline.attach(model, optimizer, "bmuf(period=2)") as run:
+        with attached(nn.Linear(2, 1), "bmuf(period=2)", lr=0.1) as (run, model, optimizer):
             for _ in range(6):
                 model(torch.ones(1, 2)).sum().backward()
                 optimizer.step()
