@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from tests.helpers import State, rank, same_bits, simulate, state_of
+from tests.helpers import State, attached, rank, same_bits, simulate, state_of
 
 F64 = torch.float64
 N = 3
@@ -99,25 +99,24 @@ def one_bit_adam(
     model = Numbers()
     optimizer = make(model.parameters())
     fall = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97 if scheduler else 1.0)
-    run = paceline.attach(model, optimizer, f"one_bit_adam(warmup={warmup}, codec='{codec}')", timeout_s=20)
-    if "resume" in at:
-        run.resume(at["resume"], fall=fall)
-    for k in range(run.minibatches + 1, steps + 1):
-        optimizer.zero_grad()
-        made = {}
-        for p in model.parameters():
-            p.grad = torch.from_numpy(gradient(k, rank(), p.numel(), p.detach().numpy()))
-            made[p] = p.grad
-        optimizer.step()
-        if k > warmup:
-            assert all(p.grad is made[p] for p in model.parameters()), "the gradient came back after the step"
-        fall.step()
-        if k == at.get("save_at"):
-            run.save(at["save_to"], fall=fall)
-            if at.get("stop"):
-                run.abandon()
-                return {}
-    run.close()
+    with paceline.attach(model, optimizer, f"one_bit_adam(warmup={warmup}, codec='{codec}')", timeout_s=20) as run:
+        if "resume" in at:
+            run.resume(at["resume"], fall=fall)
+        for k in range(run.minibatches + 1, steps + 1):
+            optimizer.zero_grad()
+            made = {}
+            for p in model.parameters():
+                p.grad = torch.from_numpy(gradient(k, rank(), p.numel(), p.detach().numpy()))
+                made[p] = p.grad
+            optimizer.step()
+            if k > warmup:
+                assert all(p.grad is made[p] for p in model.parameters()), "the gradient came back after the step"
+            fall.step()
+            if k == at.get("save_at"):
+                run.save(at["save_to"], fall=fall)
+                if at.get("stop"):
+                    run.abandon()
+                    return {}
     return state_of(model)
 
 
@@ -175,14 +174,13 @@ def test_one_bit_adam_with_a_scaler() -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000, enabled=scaled)
         more = {"scaler": scaler} if scaled else {}
-        run = paceline.attach(model, optimizer, "one_bit_adam(warmup=2, codec='dense')", timeout_s=20, **more)
-        torch.manual_seed(rank())
-        for _ in range(6):
-            optimizer.zero_grad()
-            scaler.scale(model(torch.randn(4, 6)).square().mean()).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        run.close()
+        with paceline.attach(model, optimizer, "one_bit_adam(warmup=2, codec='dense')", timeout_s=20, **more):
+            torch.manual_seed(rank())
+            for _ in range(6):
+                optimizer.zero_grad()
+                scaler.scale(model(torch.randn(4, 6)).square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
         return state_of(model)
 
     want = simulate(lambda: program(False), N)[0]
@@ -250,20 +248,18 @@ def telescopes(rule: str, missing: Callable[[int, int], bool], monkeypatch: pyte
     def program() -> tuple[float, float, float]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 20), nn.Linear(20, 40))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        run = paceline.attach(model, optimizer, rule, timeout_s=20)
-        g = torch.Generator().manual_seed(rank())
-        given = applied = 0.0
-        for step in range(9):
-            optimizer.zero_grad()
-            for k, p in enumerate(model.parameters()):
-                if not (k == 2 and missing(step, rank())):
-                    p.grad = torch.randn(p.shape, generator=g) + 0.3
-            given += weighted(model)
-            optimizer.step()
-            applied += weighted(model)
-        left = kept_by(run, model)
-        run.close()
+        with attached(model, rule, lr=0.0, timeout_s=20) as (run, _, optimizer):
+            g = torch.Generator().manual_seed(rank())
+            given = applied = 0.0
+            for step in range(9):
+                optimizer.zero_grad()
+                for k, p in enumerate(model.parameters()):
+                    if not (k == 2 and missing(step, rank())):
+                        p.grad = torch.randn(p.shape, generator=g) + 0.3
+                given += weighted(model)
+                optimizer.step()
+                applied += weighted(model)
+            left = kept_by(run, model)
         return given, applied, left
 
     outs = simulate(program, N)
@@ -292,22 +288,20 @@ def test_an_exchange_that_is_sent_twice_changes_no_residual_twice(rule: str, mon
     def program() -> tuple[float, float, float]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 20))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        run = paceline.attach(model, optimizer, rule, timeout_s=20)
-        g = torch.Generator().manual_seed(rank())
-        given = applied = 0.0
-        for step in range(6):
-            optimizer.zero_grad()
-            for p in model.parameters():
-                p.grad = torch.randn(p.shape, generator=g) + 0.3
-            if step == 3 and rank() == 1:
-                model[0].weight.grad.fill_(float("nan"))  # type: ignore[union-attr]
-            else:
-                given += weighted(model)
-            optimizer.step()
-            applied += (N - 1 if step == 3 else N) * weighted(model)
-        left = kept_by(run, model)
-        run.close()
+        with attached(model, rule, lr=0.0, timeout_s=20) as (run, _, optimizer):
+            g = torch.Generator().manual_seed(rank())
+            given = applied = 0.0
+            for step in range(6):
+                optimizer.zero_grad()
+                for p in model.parameters():
+                    p.grad = torch.randn(p.shape, generator=g) + 0.3
+                if step == 3 and rank() == 1:
+                    model[0].weight.grad.fill_(float("nan"))  # type: ignore[union-attr]
+                else:
+                    given += weighted(model)
+                optimizer.step()
+                applied += (N - 1 if step == 3 else N) * weighted(model)
+            left = kept_by(run, model)
         return given, applied, left
 
     outs = simulate(program, N)
@@ -324,14 +318,12 @@ def test_momentum_before_the_choice_is_dgcs_equation() -> None:
     def program() -> list[Array]:
         model = nn.Module()
         model.w = nn.Parameter(torch.zeros(size))
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "top_k", ratio=ratio, momentum=m, warmup=0, timeout_s=20)
-        seen = []
-        for step in range(steps):
-            model.w.grad = torch.from_numpy(given(step, rank()))
-            optimizer.step()
-            seen.append(model.w.grad.numpy().copy())
-        run.close()
+        with attached(model, "top_k", lr=1.0, ratio=ratio, momentum=m, warmup=0, timeout_s=20) as (_, _, optimizer):
+            seen = []
+            for step in range(steps):
+                model.w.grad = torch.from_numpy(given(step, rank()))
+                optimizer.step()
+                seen.append(model.w.grad.numpy().copy())
         return seen
 
     found = simulate(program, N)[0]

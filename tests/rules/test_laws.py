@@ -26,6 +26,7 @@ from tests.helpers import (
     Place,
     Program,
     adam,
+    attached,
     make_data,
     make_net,
     momentum_sgd,
@@ -375,16 +376,14 @@ def test_law_5_bytes_sent_are_the_formula(case: Case) -> None:
 
     def program() -> list[int]:
         model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 4))
-        optimizer = case.optimizer(model.parameters())
-        run = paceline.attach(model, optimizer, case.rule)
-        before = run.bytes_sent
-        sent = []
-        for _ in range(steps):
-            optimizer.zero_grad()
-            model(torch.randn(4, 4)).sum().backward()
-            optimizer.step()
-            sent.append(run.bytes_sent - before)
-        run.close()
+        with attached(model, case.rule, case.optimizer) as (run, _, optimizer):
+            before = run.bytes_sent
+            sent = []
+            for _ in range(steps):
+                optimizer.zero_grad()
+                model(torch.randn(4, 4)).sum().backward()
+                optimizer.step()
+                sent.append(run.bytes_sent - before)
         return [*sent, run.bytes_sent - before]
 
     for rank, sent in enumerate(simulate(program, workers)):
@@ -454,14 +453,13 @@ def test_law_6_the_quadratic(case: Case, workers: int) -> None:
         else:
             momentum = 0.0 if case.optimizer is sgd else 0.3
             optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=momentum)
-        run = paceline.attach(model, optimizer, case.rule)
-        fall = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.985)
-        for _ in range(360):
-            optimizer.zero_grad()
-            (scales * (model() - own) ** 2).sum().backward()
-            optimizer.step()
-            fall.step()
-        run.close()
+        with paceline.attach(model, optimizer, case.rule):
+            fall = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.985)
+            for _ in range(360):
+                optimizer.zero_grad()
+                (scales * (model() - own) ** 2).sum().backward()
+                optimizer.step()
+                fall.step()
         return float((scales * (model().detach() - answer) ** 2).sum())
 
     finals = simulate(program, workers)
@@ -487,20 +485,17 @@ def test_law_6_the_small_net(case: Case, workers: int) -> None:
 @pytest.mark.parametrize("rule", ["bmuf(period=2, gain='paper')", "averaging(period=2)", "diloco(period=2)"])
 def test_law_7_buffers_are_averaged_exported_and_not_extrapolated(rule: str) -> None:
     def program() -> list[Any]:
-        model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, momentum=0.5))
-        optimizer = sgd(model.parameters())
-        run = paceline.attach(model, optimizer, rule)
-        found = []
-        for step in range(6):
-            optimizer.zero_grad()
-            model(torch.randn(5, 3) * (1 + run.world.rank)).square().sum().backward()
-            local = model[1].running_var.clone()
-            optimizer.step()
-            if step % 2 == 1:
-                exported = run.model_for_export()[1]
-                found.append((local, model[1].running_var.clone(), exported.running_var.clone()))
-                assert int(exported.num_batches_tracked) == int(model[1].num_batches_tracked) == step + 1
-        run.close()
+        with attached(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, momentum=0.5)), rule) as (run, model, optimizer):
+            found = []
+            for step in range(6):
+                optimizer.zero_grad()
+                model(torch.randn(5, 3) * (1 + run.world.rank)).square().sum().backward()
+                local = model[1].running_var.clone()
+                optimizer.step()
+                if step % 2 == 1:
+                    exported = run.model_for_export()[1]
+                    found.append((local, model[1].running_var.clone(), exported.running_var.clone()))
+                    assert int(exported.num_batches_tracked) == int(model[1].num_batches_tracked) == step + 1
         return found
 
     outs = simulate(program, 3)
@@ -532,14 +527,11 @@ def test_law_8_a_worker_with_nan_is_left_out(case: Case, caplog: pytest.LogCaptu
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_law_8_the_mean_is_that_of_the_accepted_workers(value: float) -> None:
     def program() -> float:
-        model = nn.Linear(1, 1, bias=False)
-        optimizer = sgd(model.parameters())
-        run = paceline.attach(model, optimizer, "averaging", period=1)
-        with torch.no_grad():
-            model.weight.fill_(value if run.world.rank == 2 else float(run.world.rank + 1))
-        model.weight.grad = torch.zeros_like(model.weight)
-        optimizer.step()
-        run.close()
+        with attached(nn.Linear(1, 1, bias=False), "averaging", period=1) as (run, model, optimizer):
+            with torch.no_grad():
+                model.weight.fill_(value if run.world.rank == 2 else float(run.world.rank + 1))
+            model.weight.grad = torch.zeros_like(model.weight)
+            optimizer.step()
         return float(model.weight.detach())
 
     assert simulate(program, 3) == [1.5, 1.5, 1.5]
@@ -550,14 +542,11 @@ def test_law_8_inf_minus_inf_does_not_hide() -> None:
 
     def program(values: list[float]) -> Callable[[], float]:
         def body() -> float:
-            model = nn.Linear(2, 1, bias=False)
-            optimizer = sgd(model.parameters())
-            run = paceline.attach(model, optimizer, "averaging", period=1, guard=None)
-            with torch.no_grad():
-                model.weight.copy_(torch.tensor([values if run.world.rank == 1 else [0.0, 0.0]]))
-            model.weight.grad = torch.zeros_like(model.weight)
-            optimizer.step()
-            run.close()
+            with attached(nn.Linear(2, 1, bias=False), "averaging", period=1, guard=None) as (run, model, optimizer):
+                with torch.no_grad():
+                    model.weight.copy_(torch.tensor([values if run.world.rank == 1 else [0.0, 0.0]]))
+                model.weight.grad = torch.zeros_like(model.weight)
+                optimizer.step()
             return float(model.weight.detach()[0, 0])
 
         return body
@@ -593,24 +582,23 @@ def test_law_8_after_the_error_the_global_model_is_untouched_and_training_can_go
     def program() -> list[float]:
         model = nn.Linear(3, 1)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.5, 0.9))
-        run = paceline.attach(model, optimizer, "bmuf_adam", period=2)
-        corrected = []
-        for step in range(10):
-            optimizer.zero_grad()
-            model(torch.ones(4, 3)).sum().backward()
-            if step == 3:
-                before = run.global_state()
-                model.weight.grad.fill_(float("nan"))  # type: ignore[union-attr]
-                with pytest.raises(paceline.NonFiniteError):
+        with paceline.attach(model, optimizer, "bmuf_adam", period=2) as run:
+            corrected = []
+            for step in range(10):
+                optimizer.zero_grad()
+                model(torch.ones(4, 3)).sum().backward()
+                if step == 3:
+                    before = run.global_state()
+                    model.weight.grad.fill_(float("nan"))  # type: ignore[union-attr]
+                    with pytest.raises(paceline.NonFiniteError):
+                        optimizer.step()
+                    assert same_bits(run.global_state(), before)
+                else:
                     optimizer.step()
-                assert same_bits(run.global_state(), before)
-            else:
-                optimizer.step()
-            if step % 2 == 1 and step != 3:
-                state = optimizer.state[model.weight]
-                k = float(state["step"])
-                corrected.append(float(state["exp_avg"][0, 0]) / (1 - 0.5**k))
-        run.close()
+                if step % 2 == 1 and step != 3:
+                    state = optimizer.state[model.weight]
+                    k = float(state["step"])
+                    corrected.append(float(state["exp_avg"][0, 0]) / (1 - 0.5**k))
         return corrected
 
     assert simulate(program, 2)[0] == pytest.approx([4.0] * 4, rel=1e-5)
@@ -623,17 +611,14 @@ def uneven(rule: str, steps: list[int], **settings: Any) -> list[tuple[float, in
     """Worker r makes steps[r] steps of +1 from 0, then closes; (final weight, blocks)."""
 
     def program() -> tuple[float, int]:
-        model = nn.Linear(1, 1, bias=False).double()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, rule, **settings)
-        with torch.no_grad():
-            model.weight.zero_()
-        if run._state.blocks is not None:
-            run._state.blocks.capture()
-        for _ in range(steps[run.world.rank]):
-            model.weight.grad = torch.full_like(model.weight, -1.0)
-            optimizer.step()
-        run.close()
+        with attached(nn.Linear(1, 1, bias=False).double(), rule, lr=1.0, **settings) as (run, model, optimizer):
+            with torch.no_grad():
+                model.weight.zero_()
+            if run._state.blocks is not None:
+                run._state.blocks.capture()
+            for _ in range(steps[run.world.rank]):
+                model.weight.grad = torch.full_like(model.weight, -1.0)
+                optimizer.step()
         return float(model.weight.detach()), run.blocks
 
     return simulate(program, len(steps))
@@ -672,16 +657,13 @@ def test_law_9_sync_weights_by_samples() -> None:
     """10 samples in batches of 4 over two workers: 4 + 4, then 1 + 1."""
 
     def program() -> list[float]:
-        model = nn.Linear(1, 1, bias=False).double()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "sync")
-        seen = []
-        for batch in run.share(torch.arange(11.0).split(4)):
-            optimizer.zero_grad()
-            model.weight.grad = torch.full_like(model.weight, float(batch.mean()))
-            optimizer.step()
-            seen.append(float(model.weight.grad))
-        run.close()
+        with attached(nn.Linear(1, 1, bias=False).double(), "sync", lr=1.0) as (run, model, optimizer):
+            seen = []
+            for batch in run.share(torch.arange(11.0).split(4)):
+                optimizer.zero_grad()
+                model.weight.grad = torch.full_like(model.weight, float(batch.mean()))
+                optimizer.step()
+                seen.append(float(model.weight.grad))
         return seen
 
     # round one: 0..3 and 4..7; the rest 8, 9, 10 is cut 2 + 1
@@ -702,17 +684,14 @@ def test_law_9_sync_weights_by_samples() -> None:
 )
 def test_law_10_outer_state_has_at_least_32_bits(dtype: torch.dtype, want: torch.dtype) -> None:
     def program() -> set[torch.dtype]:
-        model = nn.Linear(4, 4).to(dtype)
-        optimizer = adam(model.parameters())
-        run = paceline.attach(model, optimizer, "bmuf_adam", period=2)
-        for _ in range(2):
-            for p in model.parameters():
-                p.grad = torch.ones_like(p)
-            optimizer.step()
-        assert run._state.blocks is not None
-        found = {t.dtype for t in run._state.blocks.updates[0].state.tensors().values()}
-        assert {p.dtype for p in run.model_for_export().parameters()} == {dtype}
-        run.close()
+        with attached(nn.Linear(4, 4).to(dtype), "bmuf_adam", adam, period=2) as (run, model, optimizer):
+            for _ in range(2):
+                for p in model.parameters():
+                    p.grad = torch.ones_like(p)
+                optimizer.step()
+            assert run._state.blocks is not None
+            found = {t.dtype for t in run._state.blocks.updates[0].state.tensors().values()}
+            assert {p.dtype for p in run.model_for_export().parameters()} == {dtype}
         return found
 
     assert simulate(program, 2)[0] == {want}
@@ -725,24 +704,21 @@ def test_law_10_the_rounding_of_a_16_bit_start_is_no_progress(rule: str) -> None
     """When no worker moves, the momentum decays and nothing is added to it."""
 
     def program() -> list[bool]:
-        model = nn.Linear(40, 10).to(torch.bfloat16)
-        optimizer = sgd(model.parameters())
-        run = paceline.attach(model, optimizer, rule, period=1)
-        assert run._state.blocks is not None
-        eta = run.rule.outer.momentum_at(1 << 30, 2)  # as in every block from the third on
-        still = []
-        for step in range(12):
-            for p in model.parameters():
-                p.grad = torch.randn_like(p) if step < 4 else torch.zeros_like(p)
-            before = {name: tensor.clone() for name, tensor in run._state.blocks.updates[0].state.tensors().items()}
-            optimizer.step()
-            if step >= 4:
-                for name, tensor in run._state.blocks.updates[0].state.tensors().items():
-                    if "anchor" not in name:
-                        still.append(torch.equal(tensor, before[name] * eta))
-                    elif rule.startswith("averaging"):
-                        still.append(torch.equal(tensor, before[name]))
-        run.close()
+        with attached(nn.Linear(40, 10).to(torch.bfloat16), rule, period=1) as (run, model, optimizer):
+            assert run._state.blocks is not None
+            eta = run.rule.outer.momentum_at(1 << 30, 2)  # as in every block from the third on
+            still = []
+            for step in range(12):
+                for p in model.parameters():
+                    p.grad = torch.randn_like(p) if step < 4 else torch.zeros_like(p)
+                before = {name: tensor.clone() for name, tensor in run._state.blocks.updates[0].state.tensors().items()}
+                optimizer.step()
+                if step >= 4:
+                    for name, tensor in run._state.blocks.updates[0].state.tensors().items():
+                        if "anchor" not in name:
+                            still.append(torch.equal(tensor, before[name] * eta))
+                        elif rule.startswith("averaging"):
+                            still.append(torch.equal(tensor, before[name]))
         return still
 
     outs = simulate(program, 2)

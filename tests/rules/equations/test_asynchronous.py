@@ -31,14 +31,13 @@ def program(
         model = nn.Module()
         model.p = nn.Parameter(torch.ones(3, dtype=F64))
         optimizer = torch.optim.SGD([model.p], lr=LR, momentum=momentum)
-        run = paceline.attach(model, optimizer, rule, timeout_s=20)
-        seen = []
-        for step in range(steps[rank()]):
-            optimizer.zero_grad()
-            (model.p * gradient(model.p.detach().clone(), rank(), step)).sum().backward()
-            optimizer.step()
-            seen.append(model.p.detach().clone())
-        run.close()
+        with paceline.attach(model, optimizer, rule, timeout_s=20):
+            seen = []
+            for step in range(steps[rank()]):
+                optimizer.zero_grad()
+                (model.p * gradient(model.p.detach().clone(), rank(), step)).sum().backward()
+                optimizer.step()
+                seen.append(model.p.detach().clone())
         return {"seen": seen, "end": model.p.detach().clone()}
 
     return body

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-import paceline
 from paceline import NonFiniteError
-from tests.helpers import make_net, rank, same_bits, sgd, simulate, state_of
+from tests.helpers import attached, make_net, rank, same_bits, simulate, state_of
 from tests.tables import dealt
 
 RULES = ["sync", "one_bit(warmup=2)", "sync(reproducible=True)", "averaging(period=2)", "bmuf(period=2, overlap=1)"]
@@ -24,25 +23,22 @@ def program(rule: str, who: tuple[int, ...], guarded: bool, steps: int = 16) -> 
     """Batch 3 is nan on the workers `who`; a `guarded` program skips it, after the forward pass has seen it."""
 
     def body() -> dict[str, Any]:
-        model = make_net(norm=True)
-        optimizer = sgd(model.parameters())
-        run = paceline.attach(model, optimizer, rule, timeout_s=20)
-        torch.manual_seed(rank())
-        failed = 0
-        for step in range(steps):
-            optimizer.zero_grad()
-            x = torch.randn(8, 6)
-            if step == 3 and rank() in who:
-                x[0, 0] = torch.nan
-            loss = model(x).square().mean()
-            if guarded and not bool(torch.isfinite(loss)):
-                continue
-            try:
-                loss.backward()
-                optimizer.step()
-            except NonFiniteError:
-                failed += 1
-        run.close()
+        with attached(make_net(norm=True), rule, timeout_s=20) as (_, model, optimizer):
+            torch.manual_seed(rank())
+            failed = 0
+            for step in range(steps):
+                optimizer.zero_grad()
+                x = torch.randn(8, 6)
+                if step == 3 and rank() in who:
+                    x[0, 0] = torch.nan
+                loss = model(x).square().mean()
+                if guarded and not bool(torch.isfinite(loss)):
+                    continue
+                try:
+                    loss.backward()
+                    optimizer.step()
+                except NonFiniteError:
+                    failed += 1
         return {"model": state_of(model), "failed": failed}
 
     return body

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import paceline
-from tests.helpers import descend, rank, same_bits, simulate
+from tests.helpers import attached, descend, rank, same_bits, simulate
 
 CODECS = ["dense", "e3m0", "one_bit", "low_rank(rank=1)", "top_k(ratio=0.3)", "int8"]
 
@@ -24,14 +23,12 @@ def program(rule: str, steps: Sequence[int], each: Callable[[Any, int], None] | 
     def body() -> dict[str, Tensor]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run = paceline.attach(model, optimizer, rule, timeout_s=20)
-        torch.manual_seed(rank())
-        for step in range(steps[rank()]):
-            descend(model, optimizer, torch.randn(4, 4))
-            if each is not None:
-                each(run, step)
-        run.close()
+        with attached(model, rule, lr=0.1, timeout_s=20) as (run, _, optimizer):
+            torch.manual_seed(rank())
+            for step in range(steps[rank()]):
+                descend(model, optimizer, torch.randn(4, 4))
+                if each is not None:
+                    each(run, step)
         return {name: p.detach().clone() for name, p in model.named_parameters()}
 
     return body

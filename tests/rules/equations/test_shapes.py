@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.rules.recipes import RECIPES
-from tests.helpers import distance, rank, same_bits, simulate
+from tests.helpers import attached, distance, rank, same_bits, simulate
 
 RULES = {
     "auto": ["auto(first=2, longest=4)"],
@@ -77,8 +77,7 @@ def program(rule: str, kind: str, imaginary: bool, steps: tuple[int, ...]) -> Ca
             "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
             "adam": lambda p: torch.optim.Adam(p, lr=0.01),
         }[kind]
-        optimizer = make(model.parameters())
-        with paceline.attach(model, optimizer, rule, timeout_s=20) as run:
+        with attached(model, rule, make, timeout_s=20) as (run, _, optimizer):
             torch.manual_seed(rank())
             for _ in range(steps[rank()]):
                 optimizer.zero_grad()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline import MismatchError, UnsupportedError
-from tests.helpers import descend, make_net, rank, same_bits, sgd, simulate
+from tests.helpers import attached, descend, make_net, rank, same_bits, sgd, simulate
 
 RULES = ["sync", "averaging(period=2)", "bmuf(period=3, overlap=1)", "asgd", "easgd(period=2)", "ssp(staleness=1)"]
 
@@ -52,11 +52,10 @@ def program(rule: str) -> Callable[[], list[dict[str, Tensor]]]:
         model = Model(rank())
         before = contents(model)
         optimizer = sgd(model.trained.parameters())
-        run = paceline.attach(model, optimizer, rule, timeout_s=20)
-        start = contents(model)
-        for _ in range(5):
-            descend(model, optimizer, torch.randn(4, 6))
-        run.close()
+        with paceline.attach(model, optimizer, rule, timeout_s=20):
+            start = contents(model)
+            for _ in range(5):
+                descend(model, optimizer, torch.randn(4, 6))
         return [before, start, contents(model)]
 
     return body
@@ -78,14 +77,13 @@ def test_what_another_run_trains_is_left_alone() -> None:
     def body(second: bool) -> dict[str, Tensor]:
         model = nn.ModuleDict({"a": make_net(seed=1), "b": make_net(seed=2)})
         one, other = sgd(model["a"].parameters()), sgd(model["b"].parameters())
-        run = paceline.attach(model, one, "averaging(period=4)", timeout_s=20)
-        torch.manual_seed(rank())
-        late: Any = None
-        for step in range(8):
-            if step == 2 and second:
-                late = paceline.attach(model, other, "averaging(period=2)", timeout_s=20)
-            descend(model["a"], one, torch.randn(4, 6))
-        run.close()
+        with paceline.attach(model, one, "averaging(period=4)", timeout_s=20):
+            torch.manual_seed(rank())
+            late: Any = None
+            for step in range(8):
+                if step == 2 and second:
+                    late = paceline.attach(model, other, "averaging(period=2)", timeout_s=20)
+                descend(model["a"], one, torch.randn(4, 6))
         if late is not None:
             late.close()
         return {name: p.detach().clone() for name, p in model["a"].named_parameters()}
@@ -96,8 +94,7 @@ def test_what_another_run_trains_is_left_alone() -> None:
 
 def test_a_run_that_is_over_owns_nothing_any_more() -> None:
     def body() -> dict[str, Tensor]:
-        model = make_net()
-        with paceline.attach(model, sgd(model.parameters()), "sync", timeout_s=20):
+        with attached(make_net(), "sync", timeout_s=20) as (_, model, _):
             pass
         for p in model.parameters():
             p.data.add_(rank())
