@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import paceline
 from paceline.errors import UnsupportedError
-from tests.helpers import CLASSES, FEATURES, learn, make_data
+from tests.helpers import CLASSES, FEATURES, attached, learn, make_data
 
 WORKERS, BATCH, PASSES = 3, 4, 3
 Change = Callable[[nn.Sequential], None]
@@ -137,18 +137,17 @@ def program(rule: str, kind: Kind, before: bool = False) -> bool:
     else:
         momentum = 0.9 if "tuned" in rule else 0.0
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01 if kind.once else 0.2, momentum=momentum)
-    run = paceline.attach(model, optimizer, rule)
-    shared = run.share(DataLoader(make_data(48), BATCH))
-    if before:
-        kind.change(model)
-    for number in range(PASSES):
-        for x, y in shared:
-            learn(model, optimizer, x, y)
-            if not kind.once:
-                kind.change(model)
-        if kind.once and number == 0 and not before:
+    with paceline.attach(model, optimizer, rule) as run:
+        shared = run.share(DataLoader(make_data(48), BATCH))
+        if before:
             kind.change(model)
-    run.close()
+        for number in range(PASSES):
+            for x, y in shared:
+                learn(model, optimizer, x, y)
+                if not kind.once:
+                    kind.change(model)
+            if kind.once and number == 0 and not before:
+                kind.change(model)
     return kind.holds(run.model_for_export())
 
 
@@ -196,9 +195,7 @@ def test_what_the_program_puts_back_before_the_step_is_no_change(caplog: pytest.
     """Binary weights in the forward pass, and an average that is swapped in for an evaluation."""
 
     def swapping(rule: str) -> None:
-        model = nn.Sequential(nn.Linear(FEATURES, CLASSES))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with paceline.attach(model, optimizer, rule) as run:
+        with attached(nn.Sequential(nn.Linear(FEATURES, CLASSES)), rule, lr=0.1) as (run, model, optimizer):
             shared = run.share(DataLoader(make_data(48), BATCH))
             for _ in range(2):
                 for x, y in shared:

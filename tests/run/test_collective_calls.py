@@ -13,7 +13,7 @@ import torch
 import paceline
 from paceline.communication.base import _ADVICE, AGREEMENT, advice
 from paceline.errors import ElsewhereError
-from tests.helpers import descend, make_net, same_bits, sgd, simulate, state_of
+from tests.helpers import attached, descend, make_net, same_bits, sgd, simulate, state_of
 
 Call = Callable[[paceline.Run, Path], Any]
 CALLS: dict[str, Call] = {
@@ -71,12 +71,10 @@ def test_a_call_of_one_worker_is_named(name: str, rule: str, tmp_path: Path) -> 
 def test_different_calls_and_the_end_are_named(tmp_path: Path) -> None:
     def program(first: Call, other: Call | None) -> Callable[[], None]:
         def both() -> None:
-            model = make_net()
-            run = paceline.attach(model, sgd(model.parameters()), "bmuf")
-            one = first if run.world.rank == 0 else other
-            if one is not None:
-                one(run, tmp_path)
-            run.close()
+            with attached(make_net(), "bmuf") as (run, *_):
+                one = first if run.world.rank == 0 else other
+                if one is not None:
+                    one(run, tmp_path)
 
         return both
 
@@ -99,16 +97,13 @@ def test_workers_merge_together_though_one_ends_a_block_with_a_step_more(rule: s
     merged: list[tuple[int, Any]] = []
 
     def program() -> tuple[int, Any]:
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        run = paceline.attach(model, optimizer, rule)
-        torch.manual_seed(run.world.rank)
-        for part in range(3):
-            steps(model, optimizer, 7 + (run.world.rank == 0))
-            run.merge()
-            merged.append((part, run.global_state()))
-        blocks = run.blocks
-        run.close()
+        with attached(make_net(), rule) as (run, model, optimizer):
+            torch.manual_seed(run.world.rank)
+            for part in range(3):
+                steps(model, optimizer, 7 + (run.world.rank == 0))
+                run.merge()
+                merged.append((part, run.global_state()))
+            blocks = run.blocks
         return blocks, state_of(model)
 
     ends = simulate(program, 3)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import paceline
+from tests.helpers import attached
 
 
 @pytest.mark.parametrize(
@@ -28,8 +29,7 @@ def test_it_suits_the_settings_and_the_optimizer(
     make: Callable[..., Optimizer], settings: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PACELINE_RULE", raising=False)
-    model = nn.Linear(1, 1)
-    with paceline.attach(model, make(model.parameters(), lr=0.1), **settings) as run:
+    with attached(nn.Linear(1, 1), optimizer=make, lr=0.1, **settings) as (run, *_):
         assert run.rule.name == name
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import paceline
-from tests.helpers import State, adam, descend, make_net, same_bits, sgd, simulate, state_of
+from tests.helpers import State, adam, attached, descend, make_net, same_bits, sgd, simulate, state_of
 
 RULES = [
     "averaging(period=100)",
@@ -32,17 +32,14 @@ def trained(rule: str, merges: Callable[[int, int], bool], steps: Callable[[int]
     """
 
     def program() -> State:
-        model = make_net()
-        optimizer = (adam if "streaming" in rule else sgd)(model.parameters())
-        run = paceline.attach(model, optimizer, rule)
-        rank = run.world.rank
-        torch.manual_seed(rank)
-        for step in range(1, steps(rank) + 1):
-            descend(model, optimizer, torch.randn(4, 6))
-            if merges(rank, step):
-                run.merge()
-                merged.append((step, rank, run.global_state()))
-        run.close()
+        with attached(make_net(), rule, adam if "streaming" in rule else sgd) as (run, model, optimizer):
+            rank = run.world.rank
+            torch.manual_seed(rank)
+            for step in range(1, steps(rank) + 1):
+                descend(model, optimizer, torch.randn(4, 6))
+                if merges(rank, step):
+                    run.merge()
+                    merged.append((step, rank, run.global_state()))
         return state_of(model)
 
     return program
@@ -83,31 +80,25 @@ def test_it_ends_a_block_as_its_period_would(rule: str, as_if: str) -> None:
 
 def test_what_was_asked_for_before_it_takes_effect_with_it() -> None:
     def program() -> list[float]:
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        run = paceline.attach(model, optimizer, "bmuf(period=50, overlap=20)")
-        rates = []
-        for step in range(6):
-            if step == 2 and run.world.rank == 1:
-                run.tune(lr=0.5)
-            model(torch.randn(4, 6)).square().mean().backward()
-            optimizer.step()
-            if step == 3:
-                run.merge()
-            rates.append(optimizer.param_groups[0]["lr"])
-        run.close()
+        with attached(make_net(), "bmuf(period=50, overlap=20)") as (run, model, optimizer):
+            rates = []
+            for step in range(6):
+                if step == 2 and run.world.rank == 1:
+                    run.tune(lr=0.5)
+                model(torch.randn(4, 6)).square().mean().backward()
+                optimizer.step()
+                if step == 3:
+                    run.merge()
+                rates.append(optimizer.param_groups[0]["lr"])
         return rates
 
     assert simulate(program, 2) == [[0.1, 0.1, 0.1, 0.5, 0.5, 0.5]] * 2
 
 
 def test_one_worker_merges_nothing_and_a_closed_run_refuses() -> None:
-    model = make_net()
-    optimizer = sgd(model.parameters())
-    run = paceline.attach(model, optimizer, "bmuf")
-    before = state_of(model)
-    run.merge()
-    assert same_bits(before, state_of(model))
-    run.close()
+    with attached(make_net(), "bmuf") as (run, model, _):
+        before = state_of(model)
+        run.merge()
+        assert same_bits(before, state_of(model))
     with pytest.raises(paceline.ClosedError):
         run.merge()

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 import paceline
 from paceline.run import hooks
-from tests.helpers import learn, make_data, make_net, sgd, simulate
+from tests.helpers import attached, learn, make_data, make_net, sgd, simulate
 
 Batches = Iterable[Any]
 Choose = Callable[[paceline.Run, DataLoader[Any]], Batches]
@@ -43,11 +43,8 @@ def said_of(program: Callable[[], None], workers: int = 2) -> list[str]:
 
 def one_epoch(choose: Choose, loader: Callable[[], Any] = lambda: DataLoader(make_data(), 4), **settings: Any) -> Any:
     def program() -> None:
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        run = paceline.attach(model, optimizer, "bmuf(period=4)", **settings)
-        train(run, model, optimizer, choose(run, loader()))
-        run.close()
+        with attached(make_net(), "bmuf(period=4)", **settings) as (run, model, optimizer):
+            train(run, model, optimizer, choose(run, loader()))
 
     return program
 
@@ -79,19 +76,16 @@ def test_a_test_for_the_last_batch(kind: str) -> None:
     last: list[int] = []
 
     def program() -> None:
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        run = paceline.attach(model, optimizer, rule)
-        loader = DataLoader(make_data(13), 1)
-        shared = run.share(loader, even="even" in length)
-        names = {"run": run, "loader": loader}
-        for _ in range(2):
-            for i, (x, y) in enumerate(shared):
-                learn(model, optimizer, x, y)
-                asked = len(loader) if kind == "of the own loader" else eval(length, names)
-                if i + 1 == asked:
-                    last.append(run.world.rank)
-        run.close()
+        with attached(make_net(), rule) as (run, model, optimizer):
+            loader = DataLoader(make_data(13), 1)
+            shared = run.share(loader, even="even" in length)
+            names = {"run": run, "loader": loader}
+            for _ in range(2):
+                for i, (x, y) in enumerate(shared):
+                    learn(model, optimizer, x, y)
+                    asked = len(loader) if kind == "of the own loader" else eval(length, names)
+                    if i + 1 == asked:
+                        last.append(run.world.rank)
 
     said = said_of(program, 3)
     if kind == "of the own loader":
@@ -116,17 +110,14 @@ def test_intended_or_shared_loaders_cause_no_warning() -> None:
 
 def test_an_evaluation_goes_through_a_loader_of_its_own() -> None:
     def program() -> None:
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        run = paceline.attach(model, optimizer, "sync")
-        held_out = DataLoader(Subset(make_data(), range(12)), 4)
-        for _ in range(2):
-            for x, _y in held_out:
-                model(x)
-            for x, y in run.share(DataLoader(make_data(), 4)):
-                train(run, model, optimizer, [(x, y)])
-                next(iter(held_out))
-        run.close()
+        with attached(make_net(), "sync") as (run, model, optimizer):
+            held_out = DataLoader(Subset(make_data(), range(12)), 4)
+            for _ in range(2):
+                for x, _y in held_out:
+                    model(x)
+                for x, y in run.share(DataLoader(make_data(), 4)):
+                    train(run, model, optimizer, [(x, y)])
+                    next(iter(held_out))
 
     assert said_of(program) == []
 
@@ -145,12 +136,11 @@ def scheduled(make: Callable[[Any, int], Any], asks: bool = False) -> Callable[[
         model = make_net()
         optimizer = sgd(model.parameters())
         loader = DataLoader(make_data(), 4)
-        run = paceline.attach(model, optimizer, "bmuf(period=4)")
-        steps = EPOCHS * len(run.share(loader) if asks else loader)
-        schedule = make(optimizer, steps)
-        for _ in range(EPOCHS):
-            train(run, model, optimizer, run.share(loader), schedule)
-        run.close()
+        with paceline.attach(model, optimizer, "bmuf(period=4)") as run:
+            steps = EPOCHS * len(run.share(loader) if asks else loader)
+            schedule = make(optimizer, steps)
+            for _ in range(EPOCHS):
+                train(run, model, optimizer, run.share(loader), schedule)
 
     return program
 
@@ -183,11 +173,10 @@ def test_right_schedules_are_left_alone() -> None:
         model = make_net()
         optimizer = sgd(model.parameters())
         schedule = lr_scheduler.CosineAnnealingLR(optimizer, T_max=12)
-        run = paceline.attach(model, optimizer, "bmuf(period=4)")
-        for _ in range(12):
-            train(run, model, optimizer, run.share(DataLoader(make_data(32), 4)))
-            schedule.step()
-        run.close()
+        with paceline.attach(model, optimizer, "bmuf(period=4)") as run:
+            for _ in range(12):
+                train(run, model, optimizer, run.share(DataLoader(make_data(32), 4)))
+                schedule.step()
 
     assert said_of(by_epochs) == []
 
@@ -213,25 +202,24 @@ def test_too_few_blocks_are_said_once_before_the_training() -> None:
 
 
 def test_what_cannot_be_shared_or_logged_is_refused_by_name() -> None:
-    model = make_net()
-    run = paceline.attach(model, sgd(model.parameters()))
-    for wrong in (5, None, model):
-        with pytest.raises(paceline.UnsupportedError, match=f"run.share takes a DataLoader.*{type(wrong).__name__}"):
-            run.share(wrong)  # type: ignore[arg-type]
-    for value in ("abc", None, torch.ones(3)):
-        with pytest.raises(paceline.UnsupportedError, match=r"run\.log\(loss=\.\.\) takes a number"):
-            run.log(loss=value)  # type: ignore[arg-type]
-    run.log(loss=torch.ones((), requires_grad=True))  # torch warns of its conversion
-    with pytest.raises(paceline.UnsupportedError, match=r"restore takes what run\.snapshot\(\) gave, got a int"):
-        run.restore(5)
-    run.close()
+    with attached(make_net()) as (run, model, _):
+        for wrong in (5, None, model):
+            with pytest.raises(
+                paceline.UnsupportedError, match=f"run.share takes a DataLoader.*{type(wrong).__name__}"
+            ):
+                run.share(wrong)  # type: ignore[arg-type]
+        for value in ("abc", None, torch.ones(3)):
+            with pytest.raises(paceline.UnsupportedError, match=r"run\.log\(loss=\.\.\) takes a number"):
+                run.log(loss=value)  # type: ignore[arg-type]
+        run.log(loss=torch.ones((), requires_grad=True))  # torch warns of its conversion
+        with pytest.raises(paceline.UnsupportedError, match=r"restore takes what run\.snapshot\(\) gave, got a int"):
+            run.restore(5)
 
 
 def test_steps_after_the_end_and_moments_under_block_momentum_are_named_once() -> None:
     def program() -> None:
         model, batches = make_net(), [make_data().tensors] * 4
-        optimizer = torch.optim.Adam(model.parameters())
-        with paceline.attach(model, optimizer, "bmuf", period=2, data="own") as run:
+        with attached(model, "bmuf", torch.optim.Adam, period=2, data="own") as (run, _, optimizer):
             train(run, model, optimizer, batches)
         train(run, model, optimizer, batches)
 

@@ -14,7 +14,19 @@ import torch
 from torch import nn
 
 import paceline
-from tests.helpers import Place, adam, make_data, make_net, momentum_sgd, same_bits, sgd, simulate, state_of, train
+from tests.helpers import (
+    Place,
+    adam,
+    attached,
+    make_data,
+    make_net,
+    momentum_sgd,
+    same_bits,
+    sgd,
+    simulate,
+    state_of,
+    train,
+)
 
 
 def rank() -> int:
@@ -74,9 +86,7 @@ def test_with_closes_and_an_error_does_not_hang_peers() -> None:
 
 def test_after_close_the_optimizer_is_the_users_again() -> None:
     def program() -> tuple[Any, Any]:
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        with paceline.attach(model, optimizer, "averaging", period=2) as run:
+        with attached(make_net(), "averaging", period=2) as (run, model, optimizer):
             steps(model, optimizer, 2)
         sent = run.bytes_sent
         steps(model, optimizer, 2)
@@ -91,17 +101,14 @@ def test_after_close_the_optimizer_is_the_users_again() -> None:
 
 def test_global_model_is_inside_and_own_model_outside() -> None:
     def program() -> bool:
-        model = make_net(norm=True)
-        optimizer = sgd(model.parameters())
-        run = paceline.attach(model, optimizer, "bmuf", period=2)
-        steps(model, optimizer, 5)
-        own, exported = state_of(model), state_of(run.model_for_export())
-        assert not same_bits(own, exported)
-        with run.global_model() as inside:
-            assert inside is model and same_bits(state_of(model), exported)
-        assert same_bits(state_of(model), own)
-        assert same_bits(run.global_state(), exported)
-        run.close()
+        with attached(make_net(norm=True), "bmuf", period=2) as (run, model, optimizer):
+            steps(model, optimizer, 5)
+            own, exported = state_of(model), state_of(run.model_for_export())
+            assert not same_bits(own, exported)
+            with run.global_model() as inside:
+                assert inside is model and same_bits(state_of(model), exported)
+            assert same_bits(state_of(model), own)
+            assert same_bits(run.global_state(), exported)
         return same_bits(state_of(model), run.global_state())
 
     assert simulate(program, 2) == [True, True]
@@ -109,8 +116,7 @@ def test_global_model_is_inside_and_own_model_outside() -> None:
 
 def test_one_worker_speaks_for_all(capsys: pytest.CaptureFixture[str]) -> None:
     def program() -> bool:
-        model = nn.Linear(2, 1)
-        with paceline.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "averaging") as run:
+        with attached(nn.Linear(2, 1), "averaging", lr=0.1) as (run, *_):
             run.print("of", run.world.size, sep=" ")
             return run.is_main
 
@@ -122,14 +128,12 @@ def test_tied_weights_stay_tied() -> None:
     def program() -> Any:
         model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
         model[2].weight = model[0].weight
-        optimizer = sgd(model.parameters())
-        run = paceline.attach(model, optimizer, "bmuf", period=2)
-        steps(model, optimizer, 5)
-        exported, state = run.model_for_export(), run.global_state()
-        assert exported[0].weight is exported[2].weight
-        assert torch.equal(state["0.weight"], state["2.weight"])
-        assert torch.equal(state["0.weight"], exported[0].weight)
-        run.close()
+        with attached(model, "bmuf", period=2) as (run, _, optimizer):
+            steps(model, optimizer, 5)
+            exported, state = run.model_for_export(), run.global_state()
+            assert exported[0].weight is exported[2].weight
+            assert torch.equal(state["0.weight"], state["2.weight"])
+            assert torch.equal(state["0.weight"], exported[0].weight)
         return state_of(model)
 
     assert agree(simulate(program, 2))
@@ -139,11 +143,10 @@ def test_several_models_in_a_dictionary() -> None:
     def program() -> Any:
         parts = {"encoder": nn.Linear(6, 4), "decoder": nn.Linear(4, 3)}
         optimizer = momentum_sgd([p for m in parts.values() for p in m.parameters()])
-        run = paceline.attach(parts, optimizer, "bmuf", period=2)
-        steps(nn.Sequential(*parts.values()), optimizer, 5)
-        assert set(run.global_state()) == {"encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias"}
-        assert set(run.model_for_export()) == {"encoder", "decoder"}
-        run.close()
+        with paceline.attach(parts, optimizer, "bmuf", period=2) as run:
+            steps(nn.Sequential(*parts.values()), optimizer, 5)
+            assert set(run.global_state()) == {"encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias"}
+            assert set(run.model_for_export()) == {"encoder", "decoder"}
         return run.global_state()
 
     assert agree(simulate(program, 2))
@@ -190,19 +193,18 @@ def test_parameter_groups_with_rates_and_betas_of_their_own() -> None:
             ],
             lr=0.01,
         )
-        run = paceline.attach(model, optimizer, "bmuf_adam", period=4, gain="paper")
-        found = []
-        for step in range(16):
-            for part, g in zip(model, (2.0, -3.0), strict=True):
-                part.weight.grad = torch.full_like(part.weight, g)
-            optimizer.step()
-            if step % 4 == 3:
-                for group in optimizer.param_groups:
-                    state = optimizer.state[group["params"][0]]
-                    (b1, b2), k = group["betas"], float(state["step"])
-                    found.append(float(state["exp_avg"][0, 0]) / (1 - b1**k))
-                    found.append(float(state["exp_avg_sq"][0, 0]) / (1 - b2**k))
-        run.close()
+        with paceline.attach(model, optimizer, "bmuf_adam", period=4, gain="paper"):
+            found = []
+            for step in range(16):
+                for part, g in zip(model, (2.0, -3.0), strict=True):
+                    part.weight.grad = torch.full_like(part.weight, g)
+                optimizer.step()
+                if step % 4 == 3:
+                    for group in optimizer.param_groups:
+                        state = optimizer.state[group["params"][0]]
+                        (b1, b2), k = group["betas"], float(state["step"])
+                        found.append(float(state["exp_avg"][0, 0]) / (1 - b1**k))
+                        found.append(float(state["exp_avg_sq"][0, 0]) / (1 - b2**k))
         return found
 
     assert simulate(program, 4)[0] == pytest.approx([2.0, 4.0, -3.0, 9.0] * 4, rel=1e-4)
@@ -237,16 +239,15 @@ def test_a_beta_set_later_stays_when_the_rule_changes_and_when_others_leave() ->
     def program() -> list[tuple[float, float]]:
         model = make_net()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.999))
-        run = paceline.attach(model, optimizer, "bmuf_adam", period=2)
-        found = [optimizer.param_groups[0]["betas"]]
-        for settings in ({"betas": (0.8, 0.99)}, {"gain": 1.5}):
-            if rank() == 0:
-                run.tune(**settings)
-            steps(model, optimizer, 4)  # two blocks
+        with paceline.attach(model, optimizer, "bmuf_adam", period=2) as run:
+            found = [optimizer.param_groups[0]["betas"]]
+            for settings in ({"betas": (0.8, 0.99)}, {"gain": 1.5}):
+                if rank() == 0:
+                    run.tune(**settings)
+                steps(model, optimizer, 4)  # two blocks
+                found.append(optimizer.param_groups[0]["betas"])
+            run._engine.blocks.renumber(2)
             found.append(optimizer.param_groups[0]["betas"])
-        run._engine.blocks.renumber(2)
-        found.append(optimizer.param_groups[0]["betas"])
-        run.close()
         return found
 
     assert simulate(program, 2) == [[(0.5, 0.999), *[(0.8, 0.99)] * 3]] * 2
@@ -260,24 +261,21 @@ def test_a_schedule_that_cycles_beta1_leaves_it_lowered(schedule: str, rule: str
     """OneCycleLR and CyclicLR write it at each step, before or after attach."""
 
     def program() -> list[float]:
-        model = make_net()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        run = paceline.attach(model, optimizer, rule)
-        scheduler: Any = None
-        if schedule == "onecycle":
-            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=8)
-        else:
-            scheduler = torch.optim.lr_scheduler.CyclicLR(
-                optimizer, 0.001, 0.01, step_size_up=4, base_momentum=0.85, max_momentum=0.95
-            )
-        made: list[float] = []
-        optimizer.register_step_post_hook(lambda one, *_: made.append(one.param_groups[0]["betas"][0]))
-        for _ in range(6):
-            optimizer.zero_grad()
-            model(torch.ones(4, 6)).square().mean().backward()
-            optimizer.step()
-            scheduler.step()
-        run.close()
+        with attached(make_net(), rule, torch.optim.Adam, lr=0.01) as (_, model, optimizer):
+            scheduler: Any = None
+            if schedule == "onecycle":
+                scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=8)
+            else:
+                scheduler = torch.optim.lr_scheduler.CyclicLR(
+                    optimizer, 0.001, 0.01, step_size_up=4, base_momentum=0.85, max_momentum=0.95
+                )
+            made: list[float] = []
+            optimizer.register_step_post_hook(lambda one, *_: made.append(one.param_groups[0]["betas"][0]))
+            for _ in range(6):
+                optimizer.zero_grad()
+                model(torch.ones(4, 6)).square().mean().backward()
+                optimizer.step()
+                scheduler.step()
         scheduler.step()
         optimizer.step()
         assert made.pop() > 0.5  # the run is over
@@ -296,15 +294,14 @@ def test_forms_of_adam_read_the_real_valued_counter(kind: Any, form: str) -> Non
     def program() -> tuple[list[float], dict[str, torch.Tensor]]:
         model = make_net()
         optimizer = kind(model.parameters(), lr=0.01, betas=(0.5, 0.9), **FORMS[form])
-        run = paceline.attach(model, optimizer, "bmuf_adam", period=3, gain="paper")
-        counters = []
-        torch.manual_seed(rank())
-        for _ in range(6):
-            optimizer.zero_grad()
-            model(torch.randn(4, 6)).square().mean().backward()
-            optimizer.step()
-            counters.append(float(optimizer.state[model[0].weight]["step"]))
-        run.close()
+        with paceline.attach(model, optimizer, "bmuf_adam", period=3, gain="paper"):
+            counters = []
+            torch.manual_seed(rank())
+            for _ in range(6):
+                optimizer.zero_grad()
+                model(torch.randn(4, 6)).square().mean().backward()
+                optimizer.step()
+                counters.append(float(optimizer.state[model[0].weight]["step"]))
         return counters, state_of(model)
 
     (counters, state), (_, other) = simulate(program, 2)
@@ -321,9 +318,8 @@ def _plain_form(program: Any, kind: Any) -> dict[str, torch.Tensor]:
     def reference() -> dict[str, torch.Tensor]:
         model = make_net()
         optimizer = kind(model.parameters(), lr=0.01, betas=(0.5, 0.9), foreach=False)
-        run = paceline.attach(model, optimizer, "bmuf_adam", period=3, gain="paper")
-        steps(model, optimizer, 6)
-        run.close()
+        with paceline.attach(model, optimizer, "bmuf_adam", period=3, gain="paper"):
+            steps(model, optimizer, 6)
         return state_of(model)
 
     return simulate(reference, 2)[0]
@@ -375,20 +371,16 @@ def test_a_compiled_model() -> None:
     def program() -> Any:
         inner = make_net()
         model: Any = torch.compile(inner, backend="eager")
-        optimizer = momentum_sgd(model.parameters())
-        run = paceline.attach(model, optimizer, "bmuf", period=2)
-        steps(model, optimizer, 5)
-        names = set(run.global_state())
-        assert names == set(inner.state_dict())
-        exported = run.model_for_export()
-        assert type(exported) is nn.Sequential
-        run.close()
+        with attached(model, "bmuf", momentum_sgd, period=2) as (run, _, optimizer):
+            steps(model, optimizer, 5)
+            names = set(run.global_state())
+            assert names == set(inner.state_dict())
+            exported = run.model_for_export()
+            assert type(exported) is nn.Sequential
         return state_of(inner)
 
     def plain() -> Any:
-        model = make_net()
-        optimizer = momentum_sgd(model.parameters())
-        with paceline.attach(model, optimizer, "bmuf", period=2):
+        with attached(make_net(), "bmuf", momentum_sgd, period=2) as (_, model, optimizer):
             steps(model, optimizer, 5)
         return state_of(model)
 
@@ -400,8 +392,7 @@ def test_a_compiled_model() -> None:
 def test_channels_last_and_a_moved_model() -> None:
     def program() -> Any:
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
-        optimizer = momentum_sgd(model.parameters())
-        with paceline.attach(model, optimizer, "bmuf", period=2):
+        with attached(model, "bmuf", momentum_sgd, period=2) as (_, _, optimizer):
             torch.manual_seed(rank())
             for step in range(6):
                 optimizer.zero_grad()
@@ -455,8 +446,7 @@ def test_outer_state_on_the_host_changes_nothing() -> None:
 def test_outer_state_is_small(rule: str, copies: int, dtype: torch.dtype) -> None:
     def program() -> int:
         model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 10)).to(dtype)
-        optimizer = adam(model.parameters())
-        with paceline.attach(model, optimizer, rule, period=1) as run:
+        with attached(model, rule, adam, period=1) as (run, _, optimizer):
             for p in model.parameters():
                 p.grad = torch.ones_like(p)
             optimizer.step()
@@ -492,13 +482,10 @@ def test_the_event_log(tmp_path: Path) -> None:
 def test_settings_of_the_launcher_yield_to_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_RULE", "diloco(period=9)")
     monkeypatch.setenv("PACELINE_LOG", str(tmp_path / "theirs"))
-    model = make_net()
-    run = paceline.attach(model, sgd(model.parameters()))
-    assert run.rule.text() == "diloco(period=9)"
-    run.close()
-    run = paceline.attach(model, sgd(model.parameters()), "averaging", log=tmp_path / "ours")
-    assert run.rule.name == "averaging"
-    run.close()
+    with attached(make_net()) as (run, model, _):
+        assert run.rule.text() == "diloco(period=9)"
+    with attached(model, "averaging", log=tmp_path / "ours") as (run, *_):
+        assert run.rule.name == "averaging"
     assert [p.name for p in (tmp_path / "theirs").glob("*.jsonl")] == ["rank-000.jsonl"]
     assert [p.name for p in (tmp_path / "ours").glob("*.jsonl")] == ["rank-000.jsonl"]
 

@@ -16,7 +16,7 @@ import paceline
 from paceline import MismatchError, UnsupportedError
 from paceline.errors import CheckpointError
 from paceline.flow import refuse_waiting
-from tests.helpers import adam, momentum_sgd, rank, sgd, simulate
+from tests.helpers import adam, attached, momentum_sgd, rank, sgd, simulate
 
 RANK = r"\[rank \d of 2 on \S+\]"
 
@@ -57,11 +57,8 @@ def test_other_objects_as_models_are_refused() -> None:
 
 
 def test_attached_twice() -> None:
-    model = nn.Linear(3, 1)
-    optimizer = sgd(model.parameters())
-    run = paceline.attach(model, optimizer, "bmuf")
-    refused("attached already; close that run", model, optimizer)
-    run.close()
+    with attached(nn.Linear(3, 1), "bmuf") as (_, model, optimizer):
+        refused("attached already; close that run", model, optimizer)
     paceline.attach(model, optimizer, "bmuf").close()
 
 
@@ -142,11 +139,9 @@ def test_a_misspelt_option_is_named(given: str, meant: str) -> None:
 
 
 def test_included_objects_need_a_state() -> None:
-    model = nn.Linear(3, 1)
-    run = paceline.attach(model, sgd(model.parameters()), "bmuf")
-    with pytest.raises(UnsupportedError, match="thing is a int, which has no state_dict"):
-        run.include(thing=3)
-    run.close()
+    with attached(nn.Linear(3, 1), "bmuf") as (run, *_):
+        with pytest.raises(UnsupportedError, match="thing is a int, which has no state_dict"):
+            run.include(thing=3)
 
 
 # -- across workers ----------------------------------------------------------------------------------------------------
@@ -205,10 +200,9 @@ def test_different_kinds_of_optimizer() -> None:
     def body() -> None:
         model = nn.Linear(3, 1)
         optimizer = (adam if rank() else momentum_sgd)(model.parameters())
-        run = paceline.attach(model, optimizer, "bmuf", local_state="average", period=1)
-        backward(model)
-        optimizer.step()
-        run.close()
+        with paceline.attach(model, optimizer, "bmuf", local_state="average", period=1):
+            backward(model)
+            optimizer.step()
 
     on_both(body, MismatchError, "SGD.*Adam|optimizer")
 
@@ -232,10 +226,9 @@ def test_an_optimizer_that_swaps_the_models_weights(rule: str) -> None:
 def test_an_optimizer_that_swaps_weights_alone_and_in_synchronous_steps() -> None:
     def body() -> None:
         model = nn.Linear(3, 1)
-        run = paceline.attach(model, optimizer := ScheduleFree(model.parameters(), lr=0.1), "sync")
-        backward(model)
-        optimizer.step()
-        run.close()
+        with paceline.attach(model, optimizer := ScheduleFree(model.parameters(), lr=0.1), "sync"):
+            backward(model)
+            optimizer.step()
 
     simulate(body, 2)
     model = nn.Linear(3, 1)
@@ -282,12 +275,9 @@ def test_a_model_that_changes_its_shape() -> None:
 
 def test_sparse_gradients_are_fine_in_blocks() -> None:
     def body() -> torch.Tensor:
-        model = nn.Embedding(5, 2, sparse=True)
-        optimizer = sgd(model.parameters())
-        run = paceline.attach(model, optimizer, "averaging", period=1)
-        model(torch.tensor([rank()])).sum().backward()
-        optimizer.step()
-        run.close()
+        with attached(nn.Embedding(5, 2, sparse=True), "averaging", period=1) as (_, model, optimizer):
+            model(torch.tensor([rank()])).sum().backward()
+            optimizer.step()
         return model.weight.detach()
 
     one, other = simulate(body, 2)
@@ -314,18 +304,17 @@ def test_lbfgs_in_blocks() -> None:
         torch.manual_seed(0)
         model = nn.Linear(3, 1)
         optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
-        run = paceline.attach(model, optimizer, "averaging", period=2)
-        x = torch.randn(8, 3) + rank()
+        with paceline.attach(model, optimizer, "averaging", period=2):
+            x = torch.randn(8, 3) + rank()
 
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss: torch.Tensor = (model(x) - 1).square().mean()
-            loss.backward()
-            return loss
+            def closure() -> torch.Tensor:
+                optimizer.zero_grad()
+                loss: torch.Tensor = (model(x) - 1).square().mean()
+                loss.backward()
+                return loss
 
-        for _ in range(4):
-            optimizer.step(closure)
-        run.close()
+            for _ in range(4):
+                optimizer.step(closure)
         return model.weight.detach()
 
     one, other = simulate(body, 2)
@@ -334,10 +323,8 @@ def test_lbfgs_in_blocks() -> None:
 
 def test_copying_an_attached_model_is_allowed() -> None:
     def body() -> float:
-        model = nn.Linear(3, 1)
-        run = paceline.attach(model, sgd(model.parameters()), "bmuf")
-        twin = copy.deepcopy(model)
-        run.close()
+        with attached(nn.Linear(3, 1), "bmuf") as (_, model, _):
+            twin = copy.deepcopy(model)
         return float(twin.weight.detach().sum() - model.weight.detach().sum())
 
     assert simulate(body, 2) == [0.0, 0.0]
