@@ -24,7 +24,7 @@ from paceline.checkpoint.claim import DirectoryClaim
 from paceline.core.disk import LocalDisk
 from paceline.errors import CheckpointError, UnsupportedError
 from tests.checkpoint.test_exact import kept, steps
-from tests.helpers import Program, adam, same_bits, simulate, train
+from tests.helpers import Program, adam, attached, same_bits, simulate, train
 
 RULE = "bmuf_adam(period=3)"
 CHOICES: dict[str, Any] = {"optimizer": adam, "samples": 48}
@@ -136,20 +136,17 @@ def test_what_is_not_ours_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 def fresh(path: Path, resume: Any = ..., steps_made: int = 2) -> paceline.Run:
     """A run of one worker that steps, with or without a resume before."""
-    model = nn.Linear(2, 2)
-    optimizer = adam(model.parameters())
-    run = paceline.attach(model, optimizer, "bmuf(period=1)", checkpoint=path, every_blocks=1)
-    try:
-        if resume is not ...:
-            run.resume(resume)
-        for _ in range(steps_made):
-            run.checkpoint()
-            model(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
-    except BaseException:
-        run.abandon()
-        raise
-    run.close()
+    with attached(nn.Linear(2, 2), "bmuf(period=1)", adam, checkpoint=path, every_blocks=1) as (run, model, optimizer):
+        try:
+            if resume is not ...:
+                run.resume(resume)
+            for _ in range(steps_made):
+                run.checkpoint()
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+        except BaseException:
+            run.abandon()
+            raise
     return run
 
 
@@ -168,19 +165,15 @@ def test_another_run_does_not_mix_with_what_is_there(tmp_path: Path) -> None:
 
 
 def test_resume_says_whether_there_was_a_step(tmp_path: Path) -> None:
-    model = nn.Linear(2, 2)
-    run = paceline.attach(model, adam(model.parameters()), "bmuf", checkpoint=tmp_path / "new")
-    assert run.resume() is False and not run.checkpoint()
-    run.close()
+    with attached(nn.Linear(2, 2), "bmuf", adam, checkpoint=tmp_path / "new") as (run, model, _):
+        assert run.resume() is False and not run.checkpoint()
     fresh(tmp_path / "old")
-    run = paceline.attach(model, adam(model.parameters()), "bmuf(period=1)", checkpoint=tmp_path / "old")
-    assert run.resume() is True and run.minibatches == 2
-    run.close()
-    run = paceline.attach(model, adam(model.parameters()), "bmuf(period=1)")
-    assert run.resume(tmp_path / "old") is True and run.minibatches == 2
-    with pytest.raises(CheckpointError, match=r"no path, and attach no checkpoint="):
-        run.resume()
-    run.close()
+    with attached(model, "bmuf(period=1)", adam, checkpoint=tmp_path / "old") as (run, *_):
+        assert run.resume() is True and run.minibatches == 2
+    with attached(model, "bmuf(period=1)", adam) as (run, *_):
+        assert run.resume(tmp_path / "old") is True and run.minibatches == 2
+        with pytest.raises(CheckpointError, match=r"no path, and attach no checkpoint="):
+            run.resume()
 
 
 @pytest.mark.plugins

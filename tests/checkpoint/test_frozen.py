@@ -69,22 +69,21 @@ def train(
     """Train in a worker; what its model ends with."""
     model = make(base)
     optimizer = adam([one for one in model.parameters() if one.requires_grad])
-    run = paceline.attach(model, optimizer, rule, data="own", **settings)
-    if resume is not None or "checkpoint" in settings:
-        run.resume(resume)
-    for step in range(run.minibatches, steps):
-        run.checkpoint()
-        optimizer.zero_grad()
-        generator = torch.Generator().manual_seed(100 * step + run.world.rank)
-        model(torch.randn(2, WIDTH, generator=generator)).square().mean().backward()
-        optimizer.step()
-        change(model, run.world.rank, step)
-        if step + 1 == stop_at:
-            run.abandon()
-            return state_of(model)
-    if save is not None:
-        run.save(save)
-    run.close()
+    with paceline.attach(model, optimizer, rule, data="own", **settings) as run:
+        if resume is not None or "checkpoint" in settings:
+            run.resume(resume)
+        for step in range(run.minibatches, steps):
+            run.checkpoint()
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(100 * step + run.world.rank)
+            model(torch.randn(2, WIDTH, generator=generator)).square().mean().backward()
+            optimizer.step()
+            change(model, run.world.rank, step)
+            if step + 1 == stop_at:
+                run.abandon()
+                return state_of(model)
+        if save is not None:
+            run.save(save)
     return state_of(model)
 
 
@@ -272,18 +271,17 @@ class Copies(TorchDispatchMode):
 @pytest.mark.parametrize(("what", "copies"), [("save", 0), ("step", 0), ("global_model", 0), ("global_state", 1)])
 def test_checkpoints_and_evaluation_copy_no_frozen_base(what: str, copies: int, tmp_path: Path) -> None:
     model = Tuned()
-    run = paceline.attach(model, adam(model.head.parameters()), "bmuf(period=2)", **kept(tmp_path / "steps"))
-    with Copies() as seen:
-        if what == "save":
-            run.save(tmp_path / "c")
-        elif what == "step":
-            run._parts.checkpointer.now()  # type: ignore[union-attr]
-        elif what == "global_model":
-            with run.global_model():
-                pass
-        else:
-            run.global_state()
-    run.close()
+    with paceline.attach(model, adam(model.head.parameters()), "bmuf(period=2)", **kept(tmp_path / "steps")) as run:
+        with Copies() as seen:
+            if what == "save":
+                run.save(tmp_path / "c")
+            elif what == "step":
+                run._parts.checkpointer.now()  # type: ignore[union-attr]
+            elif what == "global_model":
+                with run.global_model():
+                    pass
+            else:
+                run.global_state()
     assert seen.nbytes == copies * FROZEN
 
 

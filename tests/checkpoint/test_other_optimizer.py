@@ -13,7 +13,7 @@ import torch
 
 import paceline
 from paceline.checkpoint.files import MANIFEST, own_sum
-from tests.helpers import make_net, sgd, simulate
+from tests.helpers import attached, make_net, sgd, simulate
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -33,9 +33,7 @@ def two_groups(parameters: Any) -> torch.optim.Optimizer:
 
 def trained(make: Make, workers: int, *, resume: Path | None = None, save: Path | None = None) -> None:
     def program() -> None:
-        model = make_net()
-        optimizer = make(model.parameters())
-        with paceline.attach(model, optimizer, "bmuf(period=1)") as run:
+        with attached(make_net(), "bmuf(period=1)", make) as (run, model, optimizer):
             if resume is not None:
                 run.resume(resume)
             model(torch.ones(2, 6)).sum().backward()

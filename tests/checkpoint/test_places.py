@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from tests.checkpoint.test_exact import kept, steps
-from tests.helpers import Program, adam, make_net, same_bits, sgd, simulate, train
+from tests.helpers import Program, adam, attached, make_net, same_bits, simulate, train
 
 Body = Callable[[paceline.Run, Callable[[], None], list[Any]], None]
 
@@ -30,28 +30,25 @@ def taken(body: Body, path: Path, every: int = 1, workers: int = 2, rule: str = 
     """What `body(run, step, said)` has said on each worker, and between it the steps that were taken."""
 
     def program() -> list[Any]:
-        model = nn.Linear(2, 2)
-        optimizer = sgd(model.parameters())
-        run = paceline.attach(model, optimizer, rule, **kept(path, every, keep=99))
-        said: list[Any] = []
-        checkpointer = run._parts.checkpointer
-        assert checkpointer is not None
-        take = checkpointer._take
+        with attached(nn.Linear(2, 2), rule, **kept(path, every, keep=99)) as (run, model, optimizer):
+            said: list[Any] = []
+            checkpointer = run._parts.checkpointer
+            assert checkpointer is not None
+            take = checkpointer._take
 
-        def taking(*arguments: Any) -> None:
-            said.append(f"taken {run.minibatches}")
-            take(*arguments)
+            def taking(*arguments: Any) -> None:
+                said.append(f"taken {run.minibatches}")
+                take(*arguments)
 
-        checkpointer._take = taking  # type: ignore[method-assign]
+            checkpointer._take = taking  # type: ignore[method-assign]
 
-        def step() -> None:
-            optimizer.zero_grad()
-            model(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
-            said.append("step")
+            def step() -> None:
+                optimizer.zero_grad()
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+                said.append("step")
 
-        body(run, step, said)
-        run.close()
+            body(run, step, said)
         return said
 
     return simulate(program, workers)

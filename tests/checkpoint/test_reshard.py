@@ -23,7 +23,7 @@ from paceline.checkpoint.reshard import OldCheckpoint, mean_optimizers
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rules.outer import BlockMomentum
 from paceline.update.engine.blocks import saved as saved_blocks
-from tests.helpers import State, adam, same_bits, sgd, state_of
+from tests.helpers import State, adam, attached, same_bits, sgd, state_of
 from tests.tables import dealt
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -80,24 +80,23 @@ class Quadratic:
         model = nn.Sequential(*layers).to(self.dtype)
         optimizer = self.optimizer(model.parameters())
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
-        run = paceline.attach(model, optimizer, self.rule, **self.settings)
-        if self.resume is not None:
-            run.resume(self.resume, scheduler=scheduler)
-        seen = Seen(run.global_state(), state_of(model), run.minibatches, scheduler.get_last_lr()[0], run.blocks)
-        if self.look is not None:
-            seen.extra = self.look(run, optimizer)
-        for _ in range(self.steps):
-            x = batch_of(run.world.rank, run.minibatches).to(self.dtype)
-            optimizer.zero_grad()
-            loss = (model(x).float() - 0.5 * x[:, :3].float()).square().mean()
-            loss.backward()
-            optimizer.step()
-            scheduler.step()
-            seen.losses.append(loss.item())
-        if self.save is not None:
-            run.save(self.save, scheduler=scheduler)
-        seen.blocks_at_the_end = run.blocks
-        run.close()
+        with paceline.attach(model, optimizer, self.rule, **self.settings) as run:
+            if self.resume is not None:
+                run.resume(self.resume, scheduler=scheduler)
+            seen = Seen(run.global_state(), state_of(model), run.minibatches, scheduler.get_last_lr()[0], run.blocks)
+            if self.look is not None:
+                seen.extra = self.look(run, optimizer)
+            for _ in range(self.steps):
+                x = batch_of(run.world.rank, run.minibatches).to(self.dtype)
+                optimizer.zero_grad()
+                loss = (model(x).float() - 0.5 * x[:, :3].float()).square().mean()
+                loss.backward()
+                optimizer.step()
+                scheduler.step()
+                seen.losses.append(loss.item())
+            if self.save is not None:
+                run.save(self.save, scheduler=scheduler)
+            seen.blocks_at_the_end = run.blocks
         seen.final = state_of(model)
         return seen
 
@@ -210,20 +209,19 @@ def test_several_models_and_optimizers(rule: str, new: int, tmp_path: Path) -> N
             torch.manual_seed(0)
             models = {"one": nn.Linear(6, 20), "two": nn.Sequential(nn.BatchNorm1d(20), nn.Linear(20, 3))}
             optimizers = [momentum_sgd(models["one"].parameters()), adam(models["two"].parameters())]
-            run = paceline.attach(models, optimizers, rule)
-            if resume:
-                run.resume(tmp_path / "c")
-            start = run.global_state()
-            for step in range(run.minibatches, run.minibatches + 5):
-                loss = models["two"](models["one"](batch_of(rank(), step))).square().mean()
-                for optimizer in optimizers:
-                    optimizer.zero_grad()
-                loss.backward()
-                for optimizer in optimizers:
-                    optimizer.step()
-            if not resume:
-                run.save(tmp_path / "c")
-            run.close()
+            with paceline.attach(models, optimizers, rule) as run:
+                if resume:
+                    run.resume(tmp_path / "c")
+                start = run.global_state()
+                for step in range(run.minibatches, run.minibatches + 5):
+                    loss = models["two"](models["one"](batch_of(rank(), step))).square().mean()
+                    for optimizer in optimizers:
+                        optimizer.zero_grad()
+                    loss.backward()
+                    for optimizer in optimizers:
+                        optimizer.step()
+                if not resume:
+                    run.save(tmp_path / "c")
             return start, run.global_state(), [optimizer.state_dict() for optimizer in optimizers]
 
         return body
@@ -403,29 +401,23 @@ def test_what_came_behind_the_next_block_is_counted(tmp_path: Path) -> None:
         return copy.deepcopy(saved_blocks.numbers(run._state.blocks.updates[0]))
 
     def program() -> None:
-        model = nn.Linear(6, 3)
-        optimizer = adam(model.parameters())
-        run = paceline.attach(model, optimizer, rule)
-        for step in range(12):
-            optimizer.zero_grad()
-            loss_of(model, rank(), step).backward()
-            optimizer.step()
-            if step == 9:  # 8 minibatches are on their way, and land after the 11th
-                run.save(tmp_path / "c")
-                before = numbers(run, optimizer)
-        found.update(numbers(run, optimizer) if rank() == 0 else {})
-        assert before["block"] == 1
-        run.close()
+        with attached(nn.Linear(6, 3), rule, adam) as (run, model, optimizer):
+            for step in range(12):
+                optimizer.zero_grad()
+                loss_of(model, rank(), step).backward()
+                optimizer.step()
+                if step == 9:  # 8 minibatches are on their way, and land after the 11th
+                    run.save(tmp_path / "c")
+                    before = numbers(run, optimizer)
+            found.update(numbers(run, optimizer) if rank() == 0 else {})
+            assert before["block"] == 1
 
     simulate(program, 4)
 
     def again() -> dict[str, Any]:
-        model = nn.Linear(6, 3)
-        optimizer = adam(model.parameters())
-        run = paceline.attach(model, optimizer, rule)
-        run.resume(tmp_path / "c")
-        seen = numbers(run, optimizer)
-        run.close()
+        with attached(nn.Linear(6, 3), rule, adam) as (run, _, optimizer):
+            run.resume(tmp_path / "c")
+            seen = numbers(run, optimizer)
         return seen
 
     for one in simulate(again, 3):
@@ -465,15 +457,13 @@ def test_means_over_those_who_have_something(tmp_path: Path) -> None:
 def test_ranks_keep_their_generators_and_new_ones_have_their_own(tmp_path: Path) -> None:
     def program(resume: bool) -> Callable[[], list[float]]:
         def body() -> list[float]:
-            model = nn.Linear(2, 2)
-            run = paceline.attach(model, sgd(model.parameters()), "averaging(period=4)")
-            if resume:
-                run.resume(tmp_path / "c")
-            else:
-                torch.rand(3 + rank())
-                run.save(tmp_path / "c")
-            drawn: list[float] = torch.rand(4).tolist()
-            run.close()
+            with attached(nn.Linear(2, 2), "averaging(period=4)") as (run, *_):
+                if resume:
+                    run.resume(tmp_path / "c")
+                else:
+                    torch.rand(3 + rank())
+                    run.save(tmp_path / "c")
+                drawn: list[float] = torch.rand(4).tolist()
             return drawn
 
         return body
@@ -537,15 +527,12 @@ class Frozen(Net):
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     def program() -> None:
-        model = Net()
-        optimizer = adam(model.parameters())
-        run = paceline.attach(model, optimizer, "bmuf_adam(period=3)")
-        for step in range(4):
-            optimizer.zero_grad()
-            loss_of(model, rank(), step).backward()
-            optimizer.step()
-        run.save(tmp_path / "c")
-        run.close()
+        with attached(Net(), "bmuf_adam(period=3)", adam) as (run, model, optimizer):
+            for step in range(4):
+                optimizer.zero_grad()
+                loss_of(model, rank(), step).backward()
+                optimizer.step()
+            run.save(tmp_path / "c")
 
     simulate(program, 4)
     return tmp_path / "c"

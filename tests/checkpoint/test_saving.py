@@ -17,7 +17,7 @@ import paceline
 from paceline.checkpoint import files
 from paceline.core.disk import LocalDisk
 from paceline.errors import CheckpointError
-from tests.helpers import Place, Program, adam, same_bits, simulate, state_of, train
+from tests.helpers import Place, Program, adam, attached, same_bits, simulate, state_of, train
 
 RULE = "bmuf_adam(period=3)"
 
@@ -128,12 +128,10 @@ def test_what_cannot_be_written_is_an_error_on_all_and_the_old_one_stays(tmp_pat
     seen = []
 
     def body() -> None:
-        model = nn.Linear(2, 2)
-        run = paceline.attach(model, adam(model.parameters()), RULE)
-        with pytest.raises(CheckpointError, match=r"rank 1 .*object, which a checkpoint cannot hold"):
-            run.save(path, odd=Odd(run.world.rank))
-        seen.append(run.world.rank)
-        run.close()
+        with attached(nn.Linear(2, 2), RULE, adam) as (run, *_):
+            with pytest.raises(CheckpointError, match=r"rank 1 .*object, which a checkpoint cannot hold"):
+                run.save(path, odd=Odd(run.world.rank))
+            seen.append(run.world.rank)
 
     simulate(body, 2)
     assert sorted(seen) == [0, 1]
@@ -182,14 +180,11 @@ def test_objects_of_the_users_own_are_restored(tmp_path: Path) -> None:
 
     meter = Meter()
     meter.seen = {3: torch.ones(2), "t": (1, float("inf"))}
-    model = nn.Linear(2, 2)
-    run = paceline.attach(model, adam(model.parameters()), "bmuf")
-    run.save(tmp_path / "c", meter=meter)
-    run.close()
+    with attached(nn.Linear(2, 2), "bmuf", adam) as (run, model, _):
+        run.save(tmp_path / "c", meter=meter)
     again = Meter()
-    run = paceline.attach(model, adam(model.parameters()), "bmuf")
-    run.resume(tmp_path / "c", meter=again)
-    run.close()
+    with attached(model, "bmuf", adam) as (run, *_):
+        run.resume(tmp_path / "c", meter=again)
     assert again.seen["t"] == (1, float("inf")) and torch.equal(again.seen[3], torch.ones(2))
 
 
