@@ -14,6 +14,7 @@ import paceline
 from paceline.forecast.sim.clock import Clock, exponential
 from paceline.rules.recipes import rule_from_text
 from tests.benchmarks.modules import FOLDER, imported
+from tests.helpers import attached
 
 NAMES = ("_quality_asgd", "_quality_methods", "_quality_tasks")
 WORKERS, MINIBATCHES, RATE = 3, 24, 0.05
@@ -81,9 +82,7 @@ def by_the_server(rule: str) -> tuple[Tensor, list[int]]:
     order, places = [], [(*batch, torch.tensor([place])) for place, batch in enumerate(batches())]
 
     def train() -> Tensor:
-        mine = model()
-        optimizer = torch.optim.SGD(mine.parameters(), lr=RATE)
-        with paceline.attach(mine, optimizer, rule) as run:
+        with attached(model(), rule, lr=RATE) as (run, mine, optimizer):
             for x, y, place in run.share(places):
                 order.append(int(place))
                 optimizer.zero_grad()

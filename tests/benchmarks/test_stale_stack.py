@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import paceline
 from paceline.forecast.sim.clock import Clock, uniform
 from tests.benchmarks.modules import imported
+from tests.helpers import attached
 
 pytestmark = pytest.mark.plugins
 
@@ -31,8 +32,7 @@ def served(stack: ModuleType, rule: str, batch: tuple[Tensor, Tensor]) -> Tensor
 
     def program() -> Tensor:
         model = nn.ParameterList([nn.Parameter(stack.initial(CLASSES, 0))])
-        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        with paceline.attach(model, optimizer, rule) as run:
+        with attached(model, rule, lr=RATE) as (run, _, optimizer):
             for _ in run.share([torch.zeros(1)] * MINIBATCHES):
                 model[0].grad = stack.gradients(model[0].detach()[None], *batch, CLASSES)[0]
                 optimizer.step()

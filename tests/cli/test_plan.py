@@ -16,7 +16,7 @@ import paceline
 from paceline.cli import app
 from paceline_plugins.forecast.plan_command import inputs
 from paceline_plugins.forecast.planner.stopwatch import Timed
-from tests.helpers import rank
+from tests.helpers import attached, rank
 from tests.update.engine.test_blocks import Scalars
 from tests.update.engine.test_diversity import SPEEDS
 
@@ -107,9 +107,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("log")
 
     def program() -> None:
-        model = Scalars(1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        with paceline.attach(model, optimizer, "averaging(period=2)", log=directory) as run:
+        with attached(Scalars(1), "averaging(period=2)", lr=1.0, log=directory) as (run, model, optimizer):
             for step in range(1, 65):
                 model.p[0].grad = torch.full_like(model.p[0], -SPEEDS[rank()])
                 optimizer.step()

@@ -6,12 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
-import paceline
 from paceline.communication import VARIABLE, connect, kinds
 from paceline.errors import UnsupportedError
+from tests.helpers import attached
 
 MODULE = """
 from paceline.communication import SoloTransport
@@ -41,8 +40,7 @@ def test_a_transport_of_another_distribution_is_taken_by_its_name(monkeypatch: p
     assert connect(5.0, kind="pigeon").name == "pigeon"
     monkeypatch.setenv(VARIABLE, "pigeon")
     assert connect(5.0).name == "pigeon"
-    model = nn.Linear(1, 1)
-    with paceline.attach(model, torch.optim.SGD(model.parameters()), transport="pigeon") as run:
+    with attached(nn.Linear(1, 1), transport="pigeon") as (run, *_):
         assert run.world.size == 1
 
 

@@ -30,7 +30,7 @@ from paceline.rules.traffic import bytes_per_block, overhead_bytes
 from paceline.update.server import rendezvous
 from paceline.update.server.durability import Durability, Replicas
 from paceline.update.server.socket_service import SocketService
-from tests.helpers import FEATURES, adam, make_data, momentum_sgd, sgd, state_of
+from tests.helpers import FEATURES, adam, attached, make_data, momentum_sgd, sgd, state_of
 from tests.processes.together import all_here
 from tests.waiting import until
 
@@ -108,8 +108,7 @@ def wide() -> nn.Sequential:
 def train(rule: str, steps: int, model: nn.Module | None = None, **settings: Any) -> tuple[paceline.Run, nn.Module]:
     """A whole run."""
     model = make_big() if model is None else model
-    optimizer = sgd(model.parameters())
-    with paceline.attach(model, optimizer, rule, **{"timeout_s": 60, **settings}) as run:
+    with attached(model, rule, **{"timeout_s": 60, **settings}) as (run, _, optimizer):
         for x, y in batches(steps):
             step(model, optimizer, x, y)
     return run, model
@@ -188,9 +187,7 @@ def service_settings(run: paceline.Run) -> dict[str, Any]:
 def not_finite(directory: Path, say: Saying) -> None:
     """One worker's gradient is nan once, another's parameters under a rule with blocks."""
     for number, rule in enumerate(("asgd", "asgd(period=2)")):
-        model = make_big()
-        optimizer = sgd(model.parameters())
-        with paceline.attach(model, optimizer, rule, timeout_s=60, log=directory / f"nan.{number}"):
+        with attached(make_big(), rule, timeout_s=60, log=directory / f"nan.{number}") as (_, model, optimizer):
             for k, (x, y) in enumerate(batches(16)):
                 step(model, optimizer, x * float("nan") if RANK == 1 and k == 7 else x, y)
         parts = {k: v for k, v in state_of(model).items() if "running" not in k}
@@ -201,9 +198,7 @@ def checkpoints(directory: Path, say: Saying) -> None:
     """Saved in the middle; a second run ends at once from there, a third goes on."""
     path = directory / "checkpoint"
     for number in range(3):
-        model = make_big(seed=number)
-        optimizer = adam(model.parameters())
-        with paceline.attach(model, optimizer, "asgd", timeout_s=60) as run:
+        with attached(make_big(seed=number), "asgd", adam, timeout_s=60) as (run, model, optimizer):
             if number:
                 run.resume(path)
                 say.found["resumed"] = [run.minibatches, run.blocks]
@@ -293,9 +288,7 @@ def table(directory: Path, say: Saying) -> None:
 def lockstep(directory: Path, say: Saying) -> None:
     """ssp(staleness=0) and sync in rank order."""
     for name, rule in (("ssp", "ssp(staleness=0)"), ("sync", "sync(reproducible=True)")):
-        model = make_big()
-        optimizer = momentum_sgd(model.parameters())
-        with paceline.attach(model, optimizer, rule, timeout_s=30):
+        with attached(make_big(), rule, momentum_sgd, timeout_s=30) as (_, model, optimizer):
             for x, y in batches(12):
                 step(model, optimizer, x, y)
         keep(model, directory, name)

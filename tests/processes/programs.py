@@ -24,7 +24,7 @@ import paceline
 from paceline.core import runtime
 from paceline.update.engine.blocks import outer_state
 from paceline.update.exchange.exchanger import InFlightExchange
-from tests.helpers import Place, Program, adam, descend, make_net, momentum_sgd, sgd, state_of
+from tests.helpers import Place, Program, adam, attached, descend, make_net, momentum_sgd, sgd, state_of
 from tests.processes.together import all_here
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -126,9 +126,8 @@ def inner_ddp(directory: Path) -> None:
     model = make_net()
     wrapped = nn.parallel.DistributedDataParallel(model, process_group=groups[RANK // 2])
     optimizer = momentum_sgd(wrapped.parameters())
-    run = paceline.attach(wrapped, optimizer, "bmuf", period=4, group=groups[2 + RANK % 2], timeout_s=60)
-    train_alone(wrapped, optimizer, 10)
-    run.close()
+    with paceline.attach(wrapped, optimizer, "bmuf", period=4, group=groups[2 + RANK % 2], timeout_s=60):
+        train_alone(wrapped, optimizer, 10)
     save_file(state_of(model), directory / f"inner_ddp.{RANK}.safetensors")
 
 
@@ -148,18 +147,14 @@ def unclosed(directory: Path) -> None:
 def uneven(directory: Path) -> None:
     """Workers with different numbers of minibatches, by hand."""
     for name, rule in (("bmuf", "bmuf(period=3)"), ("sync", "sync"), ("warm", "averaging(period=2, warmup=5)")):
-        model = make_net(norm=True)
-        optimizer = sgd(model.parameters())
-        with paceline.attach(model, optimizer, rule, timeout_s=60):
+        with attached(make_net(norm=True), rule, timeout_s=60) as (_, model, optimizer):
             train_alone(model, optimizer, (3, 9, 0, 5)[RANK])
         save_file(state_of(model), directory / f"{name}.{RANK}.safetensors")
 
 
 def with_rejected() -> dict[str, torch.Tensor]:
     """Rank 1 brings a block with nan and rank 3 one that is far too long; rank 2 has no work."""
-    model = make_net()
-    optimizer = sgd(model.parameters())
-    with paceline.attach(model, optimizer, "bmuf(period=2, reproducible=True)", timeout_s=60) as run:
+    with attached(make_net(), "bmuf(period=2, reproducible=True)", timeout_s=60) as (run, model, optimizer):
         rank = run.world.rank
         generator = torch.Generator().manual_seed(rank)
         for step in range(0 if rank == 2 else 8):

@@ -19,7 +19,7 @@ from torch import nn
 
 import paceline
 from paceline import Guard, PacelineError
-from tests.helpers import State, adam, make_net, momentum_sgd, sgd
+from tests.helpers import State, adam, attached, make_net, momentum_sgd, sgd
 
 RANK = int(os.environ.get("RANK", "0"))
 WORKER, SHARD = divmod(RANK, 2)
@@ -66,8 +66,7 @@ class Workers:
             guard: as for attach.
         """
         model = self.model(sharded)
-        optimizer = RULES[rule](model.parameters())
-        with paceline.attach(model, optimizer, rule, group=self.group, guard=guard, timeout_s=60) as run:
+        with attached(model, rule, RULES[rule], group=self.group, guard=guard, timeout_s=60) as (run, _, optimizer):
             for step in range(STEPS):
                 generator = torch.Generator().manual_seed(1000 * WORKER + step)
                 optimizer.zero_grad()
@@ -126,7 +125,7 @@ def attach(workers: Workers, rule: str = "bmuf", ddp: bool = False, **settings: 
     settings = {"group": workers.group, **settings}
 
     def tune() -> None:
-        with paceline.attach(model, sgd(model.parameters()), rule, timeout_s=60, **settings) as run:
+        with attached(model, rule, timeout_s=60, **settings) as (run, *_):
             run.tune(lr=0.5)
 
     return refused(tune)
@@ -146,8 +145,7 @@ def refusals(workers: Workers, directory: Path) -> dict[str, str]:
     }
     rules = ["sync", "one_bit", "bmuf(warmup=2)", "bmuf(within='host')", "auto", "auto(probe=0)", "asgd", "easgd"]
     found |= {rule: attach(workers, rule) for rule in rules}
-    model = workers.model(True)
-    with paceline.attach(model, sgd(model.parameters()), "bmuf", group=workers.group, timeout_s=60) as run:
+    with attached(workers.model(True), "bmuf", group=workers.group, timeout_s=60) as (run, model, _):
         found["save"] = refused(lambda: run.save(directory / f"saved.{SHARD}"))
         found["export"] = refused(run.model_for_export)
         state = run.global_state()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import paceline
-from tests.helpers import descend, make_net, sgd
+from tests.helpers import attached, descend, make_net, sgd
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -59,9 +59,7 @@ def apart(directory: Path) -> None:
 def leaves(directory: Path) -> None:
     """Attached and closed several times: no thread stays behind, and the process ends by itself."""
     for _ in range(3):
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        with paceline.attach(model, optimizer, "bmuf(period=1)", timeout_s=30):
+        with attached(make_net(), "bmuf(period=1)", timeout_s=30) as (_, model, optimizer):
             model(torch.randn(4, 6)).square().mean().backward()
             optimizer.step()
             assert sum(t.name == "paceline-responder" for t in threading.enumerate()) == 1

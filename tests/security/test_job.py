@@ -11,12 +11,12 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
-import paceline
 from paceline.cli import app
 from paceline.cli.launch.cluster import LaunchCluster
 from paceline.cli.run import certificates
 from paceline.communication.sockets.channel import TLS
 from tests.communication.connections import pair
+from tests.helpers import attached
 from tests.paths import python_path
 
 MASTER = ("127.0.0.1", 29500)
@@ -73,8 +73,7 @@ def test_workers_have_a_certificate_and_not_the_jobs_secret(tmp_path: Path) -> N
 
 def test_no_folder_is_no_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_TLS", "")
-    model = torch.nn.Linear(1, 1)
-    with paceline.attach(model, torch.optim.SGD(model.parameters(), 0.1), "asgd") as run_:
+    with attached(torch.nn.Linear(1, 1), "asgd", lr=0.1) as (run_, *_):
         assert run_._context.settings.tls is None
 
 

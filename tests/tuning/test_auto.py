@@ -16,7 +16,7 @@ import paceline
 from paceline.forecast.sim import Clock
 from paceline.rules import choice
 from paceline.rules.payload import Delta
-from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits, sgd
+from tests.helpers import Outcome, Place, Program, adam, attached, momentum_sgd, same_bits, sgd
 
 Make = Callable[[Any], torch.optim.Optimizer]
 STEPS = 60
@@ -124,12 +124,10 @@ def test_workers_that_run_out_of_data_come_to_it_as_well() -> None:
         model = nn.Linear(1, 1, bias=False)
         with torch.no_grad():
             model.weight.fill_(0.0)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer, "auto(probe=0)")
-        for _ in range([70, 13, 34][run.world.rank]):
-            model.weight.grad = torch.full_like(model.weight, -1.0)
-            optimizer.step()
-        run.close()
+        with attached(model, "auto(probe=0)", lr=1.0) as (run, _, optimizer):
+            for _ in range([70, 13, 34][run.world.rank]):
+                model.weight.grad = torch.full_like(model.weight, -1.0)
+                optimizer.step()
         return run.rule.schedule.period, float(model.weight.detach())
 
     outs = paceline.simulate(program, 3, clock=clock())

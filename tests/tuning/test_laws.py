@@ -16,7 +16,19 @@ from torch import Tensor, nn
 import paceline
 from paceline.errors import PacelineError
 from paceline.tuning import TuneRequest
-from tests.helpers import Outcome, Place, adam, make_data, make_net, momentum_sgd, same_bits, sgd, state_of, train
+from tests.helpers import (
+    Outcome,
+    Place,
+    adam,
+    attached,
+    make_data,
+    make_net,
+    momentum_sgd,
+    same_bits,
+    sgd,
+    state_of,
+    train,
+)
 from tests.tables import rest_is_full
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -202,17 +214,15 @@ def test_processes_of_a_host_that_are_one_worker(hosts: list[str]) -> None:
 
     def program() -> tuple[dict[str, Tensor], list[float]]:
         model, rates = make_net(), []
-        optimizer = sgd(model.parameters())
-        run = paceline.attach(model, optimizer, "bmuf(period=3, within='host')")
-        for step in range(12):
-            x, y = make_data(4, seed=10 * step + run.world.rank).tensors
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            rates.append(optimizer.param_groups[0]["lr"])
-            if (run.world.rank, step) == (1, 1):
-                run.tune(lr=0.025)
-        run.close()
+        with attached(model, "bmuf(period=3, within='host')") as (run, _, optimizer):
+            for step in range(12):
+                x, y = make_data(4, seed=10 * step + run.world.rank).tensors
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                rates.append(optimizer.param_groups[0]["lr"])
+                if (run.world.rank, step) == (1, 1):
+                    run.tune(lr=0.025)
         return state_of(model), rates
 
     outs = list(paceline.simulate(program, len(hosts), hosts=hosts))

@@ -19,7 +19,7 @@ from paceline.observe.reports.read import read_run
 from paceline.rules import choice
 from paceline.tuning.rule_chooser import WallProbeTimer
 from paceline_plugins.report.report import write_report
-from tests.helpers import Outcome, Place, Program, adam, momentum_sgd, same_bits
+from tests.helpers import Outcome, Place, Program, adam, attached, momentum_sgd, same_bits
 
 STEPS, PROBE = 40, 6
 """Of each of two workers, and of the probe."""
@@ -137,13 +137,11 @@ def test_workers_that_run_out_of_data_choose_as_well() -> None:
         model = nn.Linear(1, 1, bias=False)
         with torch.no_grad():
             model.weight.fill_(0.0)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = paceline.attach(model, optimizer)
-        for _ in range([30, 3, 10][run.world.rank]):
-            optimizer.zero_grad()
-            (-model(torch.ones(1, 1))).sum().backward()
-            optimizer.step()
-        run.close()
+        with attached(model, lr=1.0) as (run, _, optimizer):
+            for _ in range([30, 3, 10][run.world.rank]):
+                optimizer.zero_grad()
+                (-model(torch.ones(1, 1))).sum().backward()
+                optimizer.step()
         return run.rule.text(), float(model.weight.detach())
 
     for seconds in (FAST, SLOW, SLOWEST):
@@ -327,9 +325,8 @@ def test_what_is_known_at_attach_begins_with_blocks(kind: str) -> None:
             optimizer = [torch.optim.SGD(parameters[:1], lr=0.1), torch.optim.Adam(parameters[1:])]
         if kind == "lbfgs":
             optimizer = torch.optim.LBFGS(parameters)
-        run = paceline.attach(model, optimizer, scaler=scaler)
-        found = run._context.tuner.measured.probing
-        run.close()
+        with paceline.attach(model, optimizer, scaler=scaler) as run:
+            found = run._context.tuner.measured.probing
         return bool(found)
 
     assert paceline.simulate(program, 2, clock=clock(FAST)) == [False, False]

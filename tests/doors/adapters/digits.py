@@ -75,20 +75,19 @@ def plain_loop(rule: str, **settings: Any) -> Net:
     model = make_net()
     optimizer = make_optimizer(model)
     data = loader()
-    run = paceline.attach(model, optimizer, rule, **settings)
-    torch.manual_seed(11)
-    for _ in range(EPOCHS):
-        part = run.share(data)
-        for number, batch in enumerate(part, start=1):
-            last = number % every == 0 or number == len(part)
-            with contextlib.nullcontext() if last else run.no_sync():
-                (model(**batch)["loss"] / every).backward()
-            if last:
-                if clip is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), clip)
-                optimizer.step()
-                optimizer.zero_grad()
-    run.close()
+    with paceline.attach(model, optimizer, rule, **settings) as run:
+        torch.manual_seed(11)
+        for _ in range(EPOCHS):
+            part = run.share(data)
+            for number, batch in enumerate(part, start=1):
+                last = number % every == 0 or number == len(part)
+                with contextlib.nullcontext() if last else run.no_sync():
+                    (model(**batch)["loss"] / every).backward()
+                if last:
+                    if clip is not None:
+                        nn.utils.clip_grad_norm_(model.parameters(), clip)
+                    optimizer.step()
+                    optimizer.zero_grad()
     return model
 
 

@@ -10,7 +10,7 @@ from paceline.forecast.sim import Clock, simulate
 from paceline.rules.schedule import Bounded
 from paceline_plugins.forecast.planner import LogNormal
 from paceline_plugins.forecast.planner.forecast import block_s
-from tests.helpers import make_net
+from tests.helpers import attached, make_net
 
 EVEN = LogNormal(0.1)
 
@@ -30,13 +30,11 @@ def test_the_server_itself_takes_as_long(rule: str) -> None:
         net = make_net()
         import torch
 
-        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-        run = paceline.attach(net, optimizer, rule=rule)
-        for _ in range(minibatches):
-            optimizer.zero_grad()
-            net(torch.ones(2, 6)).sum().backward()
-            optimizer.step()
-        run.close()
+        with attached(net, rule, lr=1e-3) as (_, _, optimizer):
+            for _ in range(minibatches):
+                optimizer.zero_grad()
+                net(torch.ones(2, 6)).sum().backward()
+                optimizer.step()
 
     simulate(train, 3, clock=clock)
     schedule = paceline.rules.recipes.rule_from_text(rule).schedule

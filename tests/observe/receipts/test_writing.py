@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 import paceline
 from paceline.errors import UnsupportedError
 from paceline_plugins.receipts.audit import Findings, audit, find
+from tests.helpers import attached
 from tests.observe.receipts.written import BATCH, EXACT, SAMPLES, WORKERS, Net, data, forge, lines_of, train
 
 RULES = [
@@ -164,8 +165,7 @@ def test_a_contribution_that_was_left_out_is_said(tmp_path: Path) -> None:
     def program() -> None:
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with paceline.attach(model, optimizer, "averaging(period=2)", receipts=tmp_path) as run:
+        with attached(model, "averaging(period=2)", lr=0.01, receipts=tmp_path) as (run, _, optimizer):
             for x, y in run.share(DataLoader(data(), BATCH)):
                 optimizer.zero_grad()
                 (model(x) - y).square().mean().backward()

@@ -86,17 +86,16 @@ def scrape(address: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
 @pytest.mark.usefixtures("often")
 def test_prometheus_reads_the_page_of_a_run() -> None:
     model, optimizer = made()
-    run = paceline.attach(model, optimizer)
-    address = run.serve_metrics("127.0.0.1:0")
-    assert scrape(address)["paceline_minibatches_total", (("rank", "0"),)] == 0
-    train(run, model, optimizer)
-    run.log(loss=float("nan"))
-    found = scrape(address)
-    assert found["paceline_minibatches_total", (("rank", "0"),)] == 8
-    assert found["paceline_setting", (("name", "lr"), ("rank", "0"))] == 0.01
-    assert found["paceline_seconds_total", (("part", "computing"), ("rank", "0"))] > 0
-    assert math.isnan(found["paceline_value", (("name", "loss"), ("rank", "0"))])
-    run.close()
+    with paceline.attach(model, optimizer) as run:
+        address = run.serve_metrics("127.0.0.1:0")
+        assert scrape(address)["paceline_minibatches_total", (("rank", "0"),)] == 0
+        train(run, model, optimizer)
+        run.log(loss=float("nan"))
+        found = scrape(address)
+        assert found["paceline_minibatches_total", (("rank", "0"),)] == 8
+        assert found["paceline_setting", (("name", "lr"), ("rank", "0"))] == 0.01
+        assert found["paceline_seconds_total", (("part", "computing"), ("rank", "0"))] > 0
+        assert math.isnan(found["paceline_value", (("name", "loss"), ("rank", "0"))])
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"http://{address}/metrics", timeout=30)
 
