@@ -70,18 +70,21 @@ def attached(
         yield run, model, made
 
 
+def follow(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """A step with the gradients of a loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def learn(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
     """A step with the cross entropy of a batch."""
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(model(x), y).backward()
-    optimizer.step()
+    follow(optimizer, nn.functional.cross_entropy(model(x), y))
 
 
 def descend(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
     """A step with the mean square of the model's outputs, which needs no labels."""
-    optimizer.zero_grad()
-    model(x).square().mean().backward()
-    optimizer.step()
+    follow(optimizer, model(x).square().mean())
 
 
 def state_of(model: nn.Module) -> State:

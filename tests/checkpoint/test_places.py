@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from tests.checkpoint.test_exact import kept, steps
-from tests.helpers import Program, adam, attached, make_net, same_bits, simulate, train
+from tests.helpers import Program, adam, attached, follow, make_net, same_bits, simulate, train
 
 Body = Callable[[paceline.Run, Callable[[], None], list[Any]], None]
 
@@ -43,9 +43,7 @@ def taken(body: Body, path: Path, every: int = 1, workers: int = 2, rule: str = 
             checkpointer._take = taking  # type: ignore[method-assign]
 
             def step() -> None:
-                optimizer.zero_grad()
-                model(torch.ones(1, 2)).sum().backward()
-                optimizer.step()
+                follow(optimizer, model(torch.ones(1, 2)).sum())
                 said.append("step")
 
             body(run, step, said)

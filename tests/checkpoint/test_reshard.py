@@ -23,7 +23,7 @@ from paceline.checkpoint.reshard import OldCheckpoint, mean_optimizers
 from paceline.errors import CheckpointError, UnsupportedError
 from paceline.rules.outer import BlockMomentum
 from paceline.update.engine.blocks import saved as saved_blocks
-from tests.helpers import State, adam, attached, same_bits, sgd, state_of
+from tests.helpers import State, adam, attached, follow, same_bits, sgd, state_of
 from tests.tables import dealt
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -281,9 +281,7 @@ def test_synchronous_momentum_goes_on_as_one_process_would(new: int, tmp_path: P
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
     scheduler.load_state_dict(read_back(path).part(0, "included", "scheduler"))
     for step in range(7, 15):
-        optimizer.zero_grad()
-        torch.stack([loss_of(model, worker, step) for worker in range(new)]).mean().backward()
-        optimizer.step()
+        follow(optimizer, torch.stack([loss_of(model, worker, step) for worker in range(new)]).mean())
         scheduler.step()
     assert_close(after[0].final, state_of(model))
 
@@ -403,9 +401,7 @@ def test_what_came_behind_the_next_block_is_counted(tmp_path: Path) -> None:
     def program() -> None:
         with attached(nn.Linear(6, 3), rule, adam) as (run, model, optimizer):
             for step in range(12):
-                optimizer.zero_grad()
-                loss_of(model, rank(), step).backward()
-                optimizer.step()
+                follow(optimizer, loss_of(model, rank(), step))
                 if step == 9:  # 8 minibatches are on their way, and land after the 11th
                     run.save(tmp_path / "c")
                     before = numbers(run, optimizer)
@@ -529,9 +525,7 @@ def saved(tmp_path: Path) -> Path:
     def program() -> None:
         with attached(Net(), "bmuf_adam(period=3)", adam) as (run, model, optimizer):
             for step in range(4):
-                optimizer.zero_grad()
-                loss_of(model, rank(), step).backward()
-                optimizer.step()
+                follow(optimizer, loss_of(model, rank(), step))
             run.save(tmp_path / "c")
 
     simulate(program, 4)

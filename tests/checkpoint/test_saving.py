@@ -17,7 +17,7 @@ import paceline
 from paceline.checkpoint import files
 from paceline.core.disk import LocalDisk
 from paceline.errors import CheckpointError
-from tests.helpers import Place, Program, adam, attached, same_bits, simulate, state_of, train
+from tests.helpers import Place, Program, adam, attached, follow, same_bits, simulate, state_of, train
 
 RULE = "bmuf_adam(period=3)"
 
@@ -210,9 +210,7 @@ def test_schedulers_are_restored(make: Callable[[Any], Any], tmp_path: Path) -> 
 
     def steps(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, count: int) -> None:
         for _ in range(count):
-            optimizer.zero_grad()
-            model(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
+            follow(optimizer, model(torch.ones(1, 2)).sum())
             scheduler.step()
 
     model, optimizer, scheduler, run = build()

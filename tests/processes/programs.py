@@ -24,7 +24,7 @@ import paceline
 from paceline.core import runtime
 from paceline.update.engine.blocks import outer_state
 from paceline.update.exchange.exchanger import InFlightExchange
-from tests.helpers import Place, Program, adam, attached, descend, make_net, momentum_sgd, sgd, state_of
+from tests.helpers import Place, Program, adam, attached, descend, follow, make_net, momentum_sgd, sgd, state_of
 from tests.processes.together import all_here
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -159,9 +159,7 @@ def with_rejected() -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(rank)
         for step in range(0 if rank == 2 else 8):
             factor = {(1, 3): float("nan"), (3, 5): 1e9}.get((rank, step), 1.0)
-            optimizer.zero_grad()
-            (model(torch.randn(4, 6, generator=generator)).square().mean() * factor).backward()
-            optimizer.step()
+            follow(optimizer, model(torch.randn(4, 6, generator=generator)).square().mean() * factor)
     return state_of(model)
 
 

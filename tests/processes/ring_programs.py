@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 import paceline
 from paceline.communication import connect
 from paceline.errors import PeerLostError
-from tests.helpers import make_data, make_net, momentum_sgd
+from tests.helpers import learn, make_data, make_net, momentum_sgd
 from tests.processes.together import all_here
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -39,9 +39,7 @@ def train(directory: Path, transport: str, tls: str | None) -> None:
         with paceline.attach(model, optimizer, transport=transport, tls=tls, timeout_s=60, **settings) as run:
             for k in range(4):
                 at = slice(6 * (2 * k + RANK), 6 * (2 * k + RANK) + 6)
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(x[at]), y[at]).backward()
-                optimizer.step()
+                learn(model, optimizer, x[at], y[at])
             assert run._transport.name == ("channel" if transport == "channel" else "gloo")
         if RANK == 0:
             save_file(model.state_dict(), directory / f"{transport}.{name}.{'tls' if tls else 'clear'}.safetensors")

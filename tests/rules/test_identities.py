@@ -19,6 +19,7 @@ from tests.helpers import (
     Program,
     adam,
     distance,
+    learn,
     make_data,
     make_net,
     momentum_sgd,
@@ -90,9 +91,7 @@ def test_bmuf_of_a_whole_run_is_torchs_sgd_around_local_sgd(nesterov: bool) -> N
             optimizer = sgd(local.parameters())
             for step in range(period):
                 begin = (step * workers + rank) * 4
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(local(x[begin : begin + 4]), y[begin : begin + 4]).backward()
-                optimizer.step()
+                learn(local, optimizer, x[begin : begin + 4], y[begin : begin + 4])
         for k, p in enumerate(model.parameters()):
             mean = torch.stack([list(local.parameters())[k].detach() for local in locals_]).mean(0)
             p.grad = p.detach() - mean
@@ -112,9 +111,7 @@ def plain(optimizer: Any, **choices: Any) -> dict[str, torch.Tensor]:
     loader = DataLoader(make_data(46), 4, shuffle=True)
     for _ in range(2):
         for x, y in loader:
-            opt.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            opt.step()
+            learn(model, opt, x, y)
     return state_of(model)
 
 

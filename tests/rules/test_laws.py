@@ -27,6 +27,7 @@ from tests.helpers import (
     Program,
     adam,
     attached,
+    follow,
     make_data,
     make_net,
     momentum_sgd,
@@ -380,9 +381,7 @@ def test_law_5_bytes_sent_are_the_formula(case: Case) -> None:
             before = run.bytes_sent
             sent = []
             for _ in range(steps):
-                optimizer.zero_grad()
-                model(torch.randn(4, 4)).sum().backward()
-                optimizer.step()
+                follow(optimizer, model(torch.randn(4, 4)).sum())
                 sent.append(run.bytes_sent - before)
         return [*sent, run.bytes_sent - before]
 
@@ -456,9 +455,7 @@ def test_law_6_the_quadratic(case: Case, workers: int) -> None:
         with paceline.attach(model, optimizer, case.rule):
             fall = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.985)
             for _ in range(360):
-                optimizer.zero_grad()
-                (scales * (model() - own) ** 2).sum().backward()
-                optimizer.step()
+                follow(optimizer, (scales * (model() - own) ** 2).sum())
                 fall.step()
         return float((scales * (model().detach() - answer) ** 2).sum())
 

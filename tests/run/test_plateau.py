@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
+from tests.helpers import follow
 
 EPOCHS, WORKERS = 6, 4
 Epochs = list[tuple[float, float]]
@@ -34,9 +35,7 @@ def program(rule: str) -> Epochs:
     with run:
         for _ in range(EPOCHS):
             for inputs, targets in share:
-                optimizer.zero_grad()
-                (model(inputs) - targets).square().mean().backward()
-                optimizer.step()
+                follow(optimizer, (model(inputs) - targets).square().mean())
             with run.global_model(), torch.no_grad():
                 loss = float((model(x[64:]) - y[64:]).square().mean())
             plateau.step(loss)

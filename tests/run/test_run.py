@@ -18,6 +18,8 @@ from tests.helpers import (
     Place,
     adam,
     attached,
+    descend,
+    follow,
     make_data,
     make_net,
     momentum_sgd,
@@ -37,9 +39,7 @@ def rank() -> int:
 def steps(model: nn.Module, optimizer: Any, count: int, seed: int | None = None) -> None:
     torch.manual_seed(rank() if seed is None else seed)
     for _ in range(count):
-        optimizer.zero_grad()
-        model(torch.randn(4, 6)).square().mean().backward()
-        optimizer.step()
+        descend(model, optimizer, torch.randn(4, 6))
 
 
 def agree(states: list[dict[str, torch.Tensor]]) -> bool:
@@ -272,9 +272,7 @@ def test_a_schedule_that_cycles_beta1_leaves_it_lowered(schedule: str, rule: str
             made: list[float] = []
             optimizer.register_step_post_hook(lambda one, *_: made.append(one.param_groups[0]["betas"][0]))
             for _ in range(6):
-                optimizer.zero_grad()
-                model(torch.ones(4, 6)).square().mean().backward()
-                optimizer.step()
+                descend(model, optimizer, torch.ones(4, 6))
                 scheduler.step()
         scheduler.step()
         optimizer.step()
@@ -298,9 +296,7 @@ def test_forms_of_adam_read_the_real_valued_counter(kind: Any, form: str) -> Non
             counters = []
             torch.manual_seed(rank())
             for _ in range(6):
-                optimizer.zero_grad()
-                model(torch.randn(4, 6)).square().mean().backward()
-                optimizer.step()
+                descend(model, optimizer, torch.randn(4, 6))
                 counters.append(float(optimizer.state[model[0].weight]["step"]))
         return counters, state_of(model)
 
@@ -359,9 +355,7 @@ def test_a_parameter_used_later_under_amsgrad_or_averaged_moments(rule: str) -> 
         with paceline.attach(model, optimizer, rule, period=2, local_state="average"):
             torch.manual_seed(rank())
             for step in range(8):
-                optimizer.zero_grad()
-                model[int(step >= 4)](torch.randn(4, 6)).square().mean().backward()
-                optimizer.step()
+                follow(optimizer, model[int(step >= 4)](torch.randn(4, 6)).square().mean())
         return state_of(model)
 
     assert agree(simulate(program, 2))
@@ -395,9 +389,7 @@ def test_channels_last_and_a_moved_model() -> None:
         with attached(model, "bmuf", momentum_sgd, period=2) as (_, _, optimizer):
             torch.manual_seed(rank())
             for step in range(6):
-                optimizer.zero_grad()
-                model(torch.randn(2, 3, 5, 5)).square().mean().backward()
-                optimizer.step()
+                descend(model, optimizer, torch.randn(2, 3, 5, 5))
                 if step == 3:
                     for p in model.parameters():
                         p.data = p.data.clone()

@@ -19,7 +19,7 @@ from paceline.observe.reports.read import read_run
 from paceline.rules import choice
 from paceline.tuning.rule_chooser import WallProbeTimer
 from paceline_plugins.report.report import write_report
-from tests.helpers import Outcome, Place, Program, adam, attached, momentum_sgd, same_bits
+from tests.helpers import Outcome, Place, Program, adam, attached, follow, momentum_sgd, same_bits
 
 STEPS, PROBE = 40, 6
 """Of each of two workers, and of the probe."""
@@ -139,9 +139,7 @@ def test_workers_that_run_out_of_data_choose_as_well() -> None:
             model.weight.fill_(0.0)
         with attached(model, lr=1.0) as (run, _, optimizer):
             for _ in range([30, 3, 10][run.world.rank]):
-                optimizer.zero_grad()
-                (-model(torch.ones(1, 1))).sum().backward()
-                optimizer.step()
+                follow(optimizer, (-model(torch.ones(1, 1))).sum())
         return run.rule.text(), float(model.weight.detach())
 
     for seconds in (FAST, SLOW, SLOWEST):

@@ -15,7 +15,7 @@ from paceline.communication.virtual import VirtualTransport
 from paceline.core.flat import all_finite, fragments
 from paceline.rules.codec.select import largest
 from tests.device import NAME, WAITS, Device, DeviceTensor
-from tests.helpers import attached
+from tests.helpers import attached, follow
 
 BLOCKS = [
     "averaging(period=4)",
@@ -115,9 +115,7 @@ def test_gradients_whose_squares_overflow_are_finite_on_the_device() -> None:
         with Device():
             with attached(nn.Linear(4, 2, bias=False).to(NAME), "sync", lr=1e-35) as (_, model, optimizer):
                 for _ in range(3):
-                    optimizer.zero_grad()
-                    (model(torch.ones(3, 4).to(NAME)).sum() * 1e30).backward()
-                    optimizer.step()
+                    follow(optimizer, model(torch.ones(3, 4).to(NAME)).sum() * 1e30)
             return host(model.weight)
 
     torch.manual_seed(0)

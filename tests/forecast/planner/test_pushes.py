@@ -10,7 +10,7 @@ from paceline.forecast.sim import Clock, simulate
 from paceline.rules.schedule import Bounded
 from paceline_plugins.forecast.planner import LogNormal
 from paceline_plugins.forecast.planner.forecast import block_s
-from tests.helpers import attached, make_net
+from tests.helpers import attached, follow, make_net
 
 EVEN = LogNormal(0.1)
 
@@ -32,9 +32,7 @@ def test_the_server_itself_takes_as_long(rule: str) -> None:
 
         with attached(net, rule, lr=1e-3) as (_, _, optimizer):
             for _ in range(minibatches):
-                optimizer.zero_grad()
-                net(torch.ones(2, 6)).sum().backward()
-                optimizer.step()
+                follow(optimizer, net(torch.ones(2, 6)).sum())
 
     simulate(train, 3, clock=clock)
     schedule = paceline.rules.recipes.rule_from_text(rule).schedule

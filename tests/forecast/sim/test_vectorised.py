@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import paceline
 from paceline.errors import UnsupportedError
 from paceline_plugins.forecast import simulate_stacked
-from tests.helpers import CLASSES, FEATURES, adam, make_net, momentum_sgd, sgd
+from tests.helpers import CLASSES, FEATURES, adam, follow, make_net, momentum_sgd, sgd
 
 N, STEPS = 3, 23
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -113,9 +113,7 @@ def test_one_worker_is_the_users_own_program() -> None:
     stacked = simulate_stacked(model, loss_of, momentum_sgd(model.parameters()), "bmuf", zip(x, y, strict=True))
     optimizer = momentum_sgd(twin.parameters())
     for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(twin, x[step, 0], y[step, 0]).backward()
-        optimizer.step()
+        follow(optimizer, loss_of(twin, x[step, 0], y[step, 0]))
     for name, p in twin.named_parameters():
         torch.testing.assert_close(stacked.parameters[name], p.detach(), atol=1e-6, rtol=0)
 

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 import paceline
 from paceline.errors import UnsupportedError
 from paceline_plugins.receipts.audit import Findings, audit, find
-from tests.helpers import attached
+from tests.helpers import attached, follow
 from tests.observe.receipts.written import BATCH, EXACT, SAMPLES, WORKERS, Net, data, forge, lines_of, train
 
 RULES = [
@@ -88,9 +88,7 @@ def test_a_validation_over_shared_data_is_not_training(tmp_path: Path) -> None:
         with paceline.attach(model, optimizer, EXACT, receipts=tmp_path) as run:
             for _ in range(2):
                 for x, y in run.share(loader):
-                    optimizer.zero_grad()
-                    (model(x) - y).square().mean().backward()
-                    optimizer.step()
+                    follow(optimizer, (model(x) - y).square().mean())
                 with torch.no_grad():
                     for x, _ in run.share(other):
                         model(x)
@@ -108,9 +106,7 @@ def stop_after(steps: int, folder: Path, checkpoint: Path, rule: str) -> None:
     run = paceline.attach(model, optimizer, rule, receipts=folder, checkpoint=checkpoint, every_blocks=1)
     run.resume()
     for x, y in run.share(DataLoader(data(), BATCH, shuffle=True)):
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
+        follow(optimizer, torch.nn.functional.mse_loss(model(x), y))
         if run.minibatches == steps:
             run.abandon()
             return

@@ -16,6 +16,7 @@ import paceline
 from paceline.communication.sockets.certificates import Authority
 from paceline_plugins.receipts import seal
 from paceline_plugins.receipts.chain import FIRST, canonical, chain_name, hash_of
+from tests.helpers import follow
 
 WORKERS, SAMPLES, BATCH = 3, 40, 2
 EXACT = "bmuf(period=4, reproducible=True)"
@@ -62,9 +63,7 @@ def train(
             run.resume()
         for _ in range(run.epoch, passes):
             for x, y in run.share(batches):
-                optimizer.zero_grad()
-                torch.nn.functional.mse_loss(model(x), y).backward()
-                optimizer.step()
+                follow(optimizer, torch.nn.functional.mse_loss(model(x), y))
     return [p.detach().clone() for p in model.parameters()]
 
 

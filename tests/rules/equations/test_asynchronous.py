@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import paceline
 from paceline.rules.schedule import Bounded
 from paceline.update.server.shard import WorkerClocks
-from tests.helpers import rank, simulate
+from tests.helpers import follow, rank, simulate
 
 F64 = torch.float64
 LR = 0.25
@@ -34,9 +34,7 @@ def program(
         with paceline.attach(model, optimizer, rule, timeout_s=20):
             seen = []
             for step in range(steps[rank()]):
-                optimizer.zero_grad()
-                (model.p * gradient(model.p.detach().clone(), rank(), step)).sum().backward()
-                optimizer.step()
+                follow(optimizer, (model.p * gradient(model.p.detach().clone(), rank(), step)).sum())
                 seen.append(model.p.detach().clone())
         return {"seen": seen, "end": model.p.detach().clone()}
 

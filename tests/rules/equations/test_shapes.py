@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.rules.recipes import RECIPES
-from tests.helpers import attached, distance, rank, same_bits, simulate
+from tests.helpers import attached, distance, follow, rank, same_bits, simulate
 
 RULES = {
     "auto": ["auto(first=2, longest=4)"],
@@ -80,9 +80,7 @@ def program(rule: str, kind: str, imaginary: bool, steps: tuple[int, ...]) -> Ca
         with attached(model, rule, make, timeout_s=20) as (run, _, optimizer):
             torch.manual_seed(rank())
             for _ in range(steps[rank()]):
-                optimizer.zero_grad()
-                model(torch.randn(4, 6)).backward()
-                optimizer.step()
+                follow(optimizer, model(torch.randn(4, 6)))
         exported = run.model_for_export().state_dict()
         return {name: tensor.detach().clone() for name, tensor in exported.items()}
 

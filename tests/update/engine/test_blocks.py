@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from tests.helpers import adam, attached, descend, momentum_sgd, rank, same_bits, simulate, train
+from tests.helpers import adam, attached, descend, follow, momentum_sgd, rank, same_bits, simulate, train
 
 F64 = torch.float64
 
@@ -130,9 +130,7 @@ def test_adams_moments_under_overlap(kind: str, overlap: int) -> None:
         with paceline.attach(model, optimizer, kind.format(d=overlap), timeout_s=20):
             seen = []
             for _ in range(steps):
-                optimizer.zero_grad()
-                (model.weight - aims[rank()]).square().sum().backward()
-                optimizer.step()
+                follow(optimizer, (model.weight - aims[rank()]).square().sum())
                 s = optimizer.state[model.weight]
                 parts = (model.weight.detach()[0], s["exp_avg"][0], s["exp_avg_sq"][0])
                 seen.append((*(t.clone() for t in parts), float(s["step"])))

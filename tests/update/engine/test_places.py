@@ -21,7 +21,7 @@ import paceline
 from paceline import MismatchError, UnsupportedError
 from paceline.communication import virtual
 from paceline_plugins.receipts import audit
-from tests.helpers import State, adam, attached, learn, make_data, make_net, same_bits, sgd, simulate, state_of
+from tests.helpers import State, adam, attached, follow, learn, make_data, make_net, same_bits, sgd, simulate, state_of
 from tests.tables import each_value_fast
 
 SAMPLES, BATCH, EPOCHS, WORKERS = 96, 4, 3, 2
@@ -194,9 +194,7 @@ def test_skipped_minibatches_by_hand(skips: str) -> None:
         kept = [[parts[k][b] for b in range(BATCHES) if not SKIPS[skips](k, epoch, b)] for k in range(WORKERS)]
         for together in zip_longest(*kept):
             ids = torch.cat([one for one in together if one is not None])
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(data.tensors[0][ids]), data.tensors[1][ids]).backward()
-            optimizer.step()
+            learn(model, optimizer, data.tensors[0][ids], data.tensors[1][ids])
             schedule.step()
         for name, value in model.state_dict().items():
             torch.testing.assert_close(outs[0].models[epoch][name], value, atol=1e-6, rtol=1e-5)
@@ -360,9 +358,7 @@ def test_a_program_that_trains_for_a_number_of_steps(rule: str, samples: int, tw
                         iterators[k] = iter(shares[k])
                         batch = next(iterators[k])
                     drawn.append(batch)
-                optimizer.zero_grad()
-                sum(nn.functional.cross_entropy(model(x), y) for x, y in drawn).backward()
-                optimizer.step()
+                follow(optimizer, sum(nn.functional.cross_entropy(model(x), y) for x, y in drawn))
         return 30, [p.sum().item() for p in model.parameters()]
 
     outs = simulate(program, 3)

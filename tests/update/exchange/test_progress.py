@@ -25,7 +25,7 @@ from paceline.update.engine.blocks.fragment import FragmentState, LocalOptimizer
 from paceline.update.engine.blocks.outer_state import BlockNumbers, OuterStateChunk, cut_states
 from paceline.update.exchange.exchanger import ExchangeHeader, Exchanger
 from paceline.update.exchange.pipeline import LastWait, Pipeline, SideStream
-from tests.helpers import attached
+from tests.helpers import attached, follow
 
 
 class Stream(SideStream):
@@ -271,9 +271,7 @@ def test_exchanges_in_flight_progress_at_every_step(monkeypatch: pytest.MonkeyPa
     def program() -> None:
         with attached(nn.Linear(2, 2), "diloco(period=3, overlap=1)", lr=0.1) as (_, model, optimizer):
             for _ in range(7):
-                optimizer.zero_grad()
-                model(torch.randn(3, 2)).sum().backward()
-                optimizer.step()
+                follow(optimizer, model(torch.randn(3, 2)).sum())
 
     paceline.simulate(program, 2)
     assert len(called) == 4, "at steps 4 and 7 of each worker"
