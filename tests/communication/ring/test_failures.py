@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,21 +26,28 @@ def reduce(t: RingTransport, numel: int = 100_000) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("numel", [10, 100_000])
-def test_all_name_the_worker_whose_connections_close(numel: int) -> None:
-    """Also by those who are not its neighbours in the ring."""
-    together = threading.Barrier(5)
+def failures(
+    members: list[RingTransport], rank: int, act: Callable[[RingTransport], Any], numel: int = 100_000
+) -> list[str]:
+    """How all others fail when one acts as soon as nobody is in the barrier any more."""
+    together = threading.Barrier(len(members))
 
     def body(t: RingTransport) -> str:
         t.barrier()
         together.wait(SOON)
-        if t.world.rank == 2:
-            t._connections.cut()
-            return ""
-        return reduce(t, numel)
+        if t.world.rank != rank:
+            return reduce(t, numel)
+        act(t)
+        return ""
 
+    return everywhere(members, body)
+
+
+@pytest.mark.parametrize("numel", [10, 100_000])
+def test_all_name_the_worker_whose_connections_close(numel: int) -> None:
+    """Also by those who are not its neighbours in the ring."""
     with ring(5) as members:
-        found = everywhere(members, body)
+        found = failures(members, 2, lambda t: t._connections.cut(), numel)
         for rank in (0, 1, 3, 4):
             assert "rank 2 on h2 is lost" in found[rank], found[rank]
             assert found[rank].endswith(f"[rank {rank} of 5 on h{rank}]")
@@ -46,18 +55,8 @@ def test_all_name_the_worker_whose_connections_close(numel: int) -> None:
 
 
 def test_one_that_left_before_is_named_at_the_next_operation() -> None:
-    together = threading.Barrier(3)
-
-    def body(t: RingTransport) -> str:
-        t.barrier()
-        together.wait(SOON)
-        if t.world.rank == 1:
-            t.close()
-            return ""
-        return reduce(t)
-
     with ring(3) as members:
-        found = everywhere(members, body)
+        found = failures(members, 1, RingTransport.close)
         for rank in (0, 2):
             assert "Rank 1 on h1 has ended its run" in found[rank]
             assert members[rank].lost == {1}
@@ -186,56 +185,35 @@ def test_operations_that_do_not_belong_together() -> None:
     ],
 )
 def test_frames_that_make_no_sense(kind: int, numbers: tuple[int, ...], nbytes: int, says: str) -> None:
-    together = threading.Barrier(3)
-
-    def body(t: RingTransport) -> str:
-        t.barrier()
-        together.wait(SOON)  # nobody is in the barrier any more
-        if t.world.rank == 1:
-            body = torch.zeros(nbytes, dtype=torch.uint8) if nbytes else None
-            t._connections._links[0]._channel.send(kind, numbers, body, "?" if kind == 4 else None)
-            return ""
-        return reduce(t)
+    def send(t: RingTransport) -> None:
+        body = torch.zeros(nbytes, dtype=torch.uint8) if nbytes else None
+        t._connections._links[0]._channel.send(kind, numbers, body, "?" if kind == 4 else None)
 
     with ring(3) as members:
-        found = everywhere(members, body)
+        found = failures(members, 1, send)
         assert "rank 1 on h1 is lost" in found[0] and any(one in found[0] for one in says.split("|")), found[0]
         assert "rank 1 on h1 is lost" in found[2]
 
 
 def test_unmatched_pieces_are_bounded() -> None:
     """A worker that makes up exchanges is cut off before it has filled the memory."""
-    together = threading.Barrier(2)
 
-    def body(t: RingTransport) -> str:
-        t.barrier()
-        together.wait(SOON)
-        if t.world.rank == 1:
-            piece = torch.zeros(1 << 14, dtype=torch.uint8)
-            with pytest.raises(PeerLostError):
-                for k in range(1, 1 << 20):
-                    t._connections._links[0]._channel.send(DATA, (5, k, 0, 0, 0, 0), piece)
-            return ""
-        return reduce(t)
+    def send(t: RingTransport) -> None:
+        piece = torch.zeros(1 << 14, dtype=torch.uint8)
+        with pytest.raises(PeerLostError):
+            for k in range(1, 1 << 20):
+                t._connections._links[0]._channel.send(DATA, (5, k, 0, 0, 0, 0), piece)
 
     with ring(2) as members:
-        found = everywhere(members, body)
-        assert "wait for exchanges that have not begun here" in found[0]
+        assert "wait for exchanges that have not begun here" in failures(members, 1, send)[0]
         assert members[0]._connections._unmatched._bytes[1] == 0
 
 
 def test_a_piece_that_arrives_twice() -> None:
-    together = threading.Barrier(2)
-
-    def body(t: RingTransport) -> str:
-        t.barrier()
-        together.wait(SOON)
-        if t.world.rank == 1:
-            numbers = (sequence_id("all"), 2, 0, 0, 0, 0)
-            for _ in range(2):
-                t._connections._links[0]._channel.send(DATA, numbers, torch.zeros(8, dtype=torch.uint8))
-            return ""
-        return reduce(t, 2)
+    def send(t: RingTransport) -> None:
+        numbers = (sequence_id("all"), 2, 0, 0, 0, 0)
+        for _ in range(2):
+            t._connections._links[0]._channel.send(DATA, numbers, torch.zeros(8, dtype=torch.uint8))
 
     with ring(2) as members:
-        assert "is lost" in everywhere(members, body)[0]
+        assert "is lost" in failures(members, 1, send, numel=2)[0]
