@@ -113,17 +113,27 @@ def test_exchanges_under_way_while_the_next_block_trains(rule: str, make: Make) 
     check(lambda: conv(nn.GroupNorm(2, 4)), rule, make)
 
 
-class Centred(nn.Module):
-    """Replaces its buffer, as some layers do, instead of writing into it."""
+class Layer(nn.Module):
+    """A layer of a function of it and its input; tensors that it keeps are buffers."""
 
-    def __init__(self) -> None:
+    def __init__(self, act: Callable[[Any, Tensor], Tensor], **kept: Any) -> None:
         super().__init__()
-        self.register_buffer("centre", torch.zeros(4))
+        self.act = act
+        for name, value in kept.items():
+            if type(value) is Tensor:
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.centre = 0.9 * self.centre + 0.1 * x.detach().mean((0, 2, 3))
-        return x - self.centre.view(-1, 1, 1)
+        return self.act(self, x)
+
+
+def centred(layer: Any, x: Tensor) -> Tensor:
+    """Puts a running mean in the place of the one before."""
+    if layer.training:
+        layer.centre = 0.9 * layer.centre + 0.1 * x.detach().mean((0, 2, 3))
+    return x - layer.centre.view(-1, 1, 1)
 
 
 class Shared(nn.Module):
@@ -196,7 +206,7 @@ LAYERS: dict[str, Model] = {
     "group": lambda: conv(nn.GroupNorm(2, 4)),
     "layer": lambda: conv(nn.LayerNorm([4, SIDE, SIDE])),
     "local-response": lambda: conv(nn.LocalResponseNorm(2)),
-    "replaced-buffer": lambda: conv(Centred()),
+    "replaced-buffer": lambda: conv(Layer(centred, centre=torch.zeros(4))),
     "tied": Shared,
     "auxiliary-loss": Auxiliary,
     "partly-frozen": partly_frozen,
@@ -213,93 +223,58 @@ def test_a_layer_ends_where_virtual_workers_do(name: str) -> None:
     check(LAYERS[name], "bmuf(period=4)", momentum_sgd)
 
 
-class Noise(nn.Module):
+def noisy(layer: Any, x: Tensor) -> Tensor:
     """Noise of a generator of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = torch.Generator()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.randn(x.shape, generator=self.generator)
+    return x + torch.randn(x.shape, generator=layer.generator)
 
 
-class Remembering(nn.Module):
+def remembering(layer: Any, x: Tensor) -> Tensor:
     """Keeps a mean in an attribute."""
-
-    mean: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.mean = x.detach().mean() if self.mean is None else 0.9 * self.mean + 0.1 * x.detach().mean()
-        return x - self.mean
+    layer.mean = x.detach().mean() if layer.mean is None else 0.9 * layer.mean + 0.1 * x.detach().mean()
+    return x - layer.mean
 
 
-class Listing(nn.Module):
-    """Appends to a list."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(x.mean())
-        return x
+def listing(layer: Any, x: Tensor) -> Tensor:
+    layer.seen.append(x.mean())
+    return x
 
 
-class Masking(nn.Module):
+def masking(replaces: bool) -> Layer:
     """Writes into, or replaces, a buffer that is no number."""
 
-    def __init__(self, replaces: bool) -> None:
-        super().__init__()
-        self.replaces = replaces
-        self.register_buffer("mask", torch.ones(4, dtype=torch.bool))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.replaces:
-            self.mask = x.detach().mean((0, 2, 3)) > 0
+    def act(layer: Any, x: Tensor) -> Tensor:
+        if replaces:
+            layer.mask = x.detach().mean((0, 2, 3)) > 0
         else:
-            self.mask.logical_not_()
+            layer.mask.logical_not_()
         return x
 
+    return Layer(act, mask=torch.ones(4, dtype=torch.bool))
 
-class Scaled(nn.Module):
+
+def scaled(replaces: bool) -> Layer:
     """Writes into, or replaces, a parameter that is not trained."""
 
-    def __init__(self, replaces: bool) -> None:
-        super().__init__()
-        self.replaces = replaces
-        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.replaces:
-            self.scale = nn.Parameter(0.5 * self.scale + x.detach().mean(), requires_grad=False)
+    def act(layer: Any, x: Tensor) -> Tensor:
+        if replaces:
+            layer.scale = nn.Parameter(0.5 * layer.scale + x.detach().mean(), requires_grad=False)
         else:
-            self.scale += 0.1
-        return x * self.scale
+            layer.scale += 0.1
+        return x * layer.scale
+
+    return Layer(act, scale=nn.Parameter(torch.ones(()), requires_grad=False))
 
 
-class Tallying(nn.Module):
+def tallying(layer: Any, x: Tensor) -> Tensor:
     """Counts what it sees in its data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("tally", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.tally = self.tally + (x.detach() > 0).sum()
-        return x
+    layer.tally = layer.tally + (x.detach() > 0).sum()
+    return x
 
 
-class Growing(nn.Module):
+def growing(layer: Any, x: Tensor) -> Tensor:
     """A buffer that changes its shape."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("past", torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.past = torch.cat([self.past, x.detach().mean().view(1)])
-        return x
+    layer.past = torch.cat([layer.past, x.detach().mean().view(1)])
+    return x
 
 
 def spectral() -> nn.Module:
@@ -314,16 +289,22 @@ def lazy() -> nn.Module:
 
 REFUSED: dict[str, tuple[Model, str]] = {
     "dropout": (lambda: conv(nn.Dropout(0.5)), "cannot be stacked"),
-    "generator": (lambda: conv(Noise()), "cannot be stacked"),
-    "attribute": (lambda: conv(Remembering()), "keeps a tensor in 1.mean from one minibatch to the next"),
-    "list": (lambda: conv(Listing()), "keeps a tensor in 1.seen"),
-    "mask": (lambda: conv(Masking(False)), "writes into 1.mask"),
-    "replaced-mask": (lambda: conv(Masking(True)), "writes into 1.mask"),
-    "frozen": (lambda: conv(Scaled(False)), "writes into 1.scale"),
-    "replaced-frozen": (lambda: conv(Scaled(True)), "writes into 1.scale"),
+    "generator": (lambda: conv(Layer(noisy, generator=torch.Generator())), "cannot be stacked"),
+    "attribute": (
+        lambda: conv(Layer(remembering, mean=None)),
+        "keeps a tensor in 1.mean from one minibatch to the next",
+    ),
+    "list": (lambda: conv(Layer(listing, seen=[])), "keeps a tensor in 1.seen"),
+    "mask": (lambda: conv(masking(False)), "writes into 1.mask"),
+    "replaced-mask": (lambda: conv(masking(True)), "writes into 1.mask"),
+    "frozen": (lambda: conv(scaled(False)), "writes into 1.scale"),
+    "replaced-frozen": (lambda: conv(scaled(True)), "writes into 1.scale"),
     "sparse": (lambda: Words(sparse=True), "table has sparse gradients"),
-    "tally": (lambda: conv(Tallying()), "count differently in the buffer 1.tally"),
-    "shape": (lambda: conv(Growing()), r"buffer 1.past had the shape \(1,\) and has \(2,\)"),
+    "tally": (
+        lambda: conv(Layer(tallying, tally=torch.zeros((), dtype=torch.int64))),
+        "count differently in the buffer 1.tally",
+    ),
+    "shape": (lambda: conv(Layer(growing, past=torch.zeros(1))), r"buffer 1.past had the shape \(1,\) and has \(2,\)"),
     "spectral": (spectral, "cannot be stacked"),
     "synchronised": (lambda: conv(nn.SyncBatchNorm(4)), "SyncBatchNorm"),
     "lazy": (lazy, "1.weight has no shape yet"),
@@ -345,7 +326,7 @@ def test_what_would_be_wrong_is_refused(name: str) -> None:
 
 
 def test_a_statistic_that_is_not_finite_is_refused() -> None:
-    model, (x, y) = conv(Centred()), batches()
+    model, (x, y) = conv(Layer(centred, centre=torch.zeros(4))), batches()
     x[2, 1] = 3e38
     with pytest.raises(NonFiniteError, match="worker 1 after step 4"):
         simulate_stacked(model, loss_of, sgd(model.parameters()), "averaging(period=4)", zip(x, y, strict=True))
