@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from operator import setitem
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from paceline_plugins.receipts.audit import audit, find
 from paceline_plugins.receipts.verify_command.again import first_difference, other_machine
 from tests.observe.receipts.written import Line, forge, lines_of, put, write
 
-Tamper = Callable[[Path], None]
+Tamper = Callable[[Path], object]
+Change = Callable[[list[Line]], object]
+CHAIN = "rank-001.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -48,70 +51,25 @@ def test_an_honest_run_is_shown_to_be_right(run: Path) -> None:
         assert said.output.count("40 places of 40 places, each exactly once") == 2
 
 
-def alter(folder: Path) -> None:
-    lines = lines_of(folder, 1)
-    lines[2]["steps"] += 1
-    put(folder, 1, lines)
+def lines(change: Change) -> Tamper:
+    """A change of worker 1's lines."""
+
+    def tamper(folder: Path) -> None:
+        found = lines_of(folder, 1)
+        change(found)
+        put(folder, 1, found)
+
+    return tamper
 
 
-def alter_places(folder: Path) -> None:
-    lines = lines_of(folder, 1)
-    lines[2]["places"][0][3][0] = [0, 2]
-    put(folder, 1, lines)
+def forged(change: Change) -> Tamper:
+    """A change of worker 1's lines, with hashes that fit."""
+    return lambda folder: forge(folder, 1, change)
 
 
-def alter_last(folder: Path) -> None:
-    lines = lines_of(folder, 1)
-    lines[-1]["unknown"] = 1
-    put(folder, 1, lines)
-
-
-def drop(folder: Path) -> None:
-    lines = lines_of(folder, 1)
-    put(folder, 1, [*lines[:2], *lines[3:]])
-
-
-def drop_first(folder: Path) -> None:
-    put(folder, 1, lines_of(folder, 1)[1:])
-
-
-def swap(folder: Path) -> None:
-    lines = lines_of(folder, 1)
-    lines[2], lines[3] = lines[3], lines[2]
-    put(folder, 1, lines)
-
-
-def repeat(folder: Path) -> None:
-    lines = lines_of(folder, 1)
-    put(folder, 1, [*lines[:3], lines[2], *lines[3:]])
-
-
-def cut_tail(folder: Path) -> None:
-    put(folder, 1, lines_of(folder, 1)[:-2])
-
-
-def cut_within(folder: Path) -> None:
-    path = folder / "rank-001.jsonl"
-    path.write_bytes(path.read_bytes()[:-10])
-
-
-def empty(folder: Path) -> None:
-    put(folder, 1, [])
-
-
-def add(folder: Path) -> None:
-    forge(folder, 1, lambda lines: lines.append(dict(lines[-1])))
-
-
-def rewrite(folder: Path) -> None:
-    def change(lines: list[Line]) -> None:
-        lines[1]["given"] = "0" * 64
-
-    forge(folder, 1, change)
-
-
-def another_workers(folder: Path) -> None:
-    shutil.copy(folder / "rank-000.jsonl", folder / "rank-001.jsonl")
+def written(change: Callable[[bytes], bytes]) -> Tamper:
+    """Worker 1's file, changed as bytes."""
+    return lambda folder: (folder / CHAIN).write_bytes(change((folder / CHAIN).read_bytes()))
 
 
 def alter_seal(folder: Path) -> None:
@@ -120,51 +78,53 @@ def alter_seal(folder: Path) -> None:
     (folder / "seal-0.json").write_text(json.dumps(found))
 
 
-def no_json(folder: Path) -> None:
-    (folder / "rank-001.jsonl").write_bytes(b"\xff\x00{\n")
-
-
-def deep(folder: Path) -> None:
-    (folder / "rank-001.jsonl").write_text("[" * 100_000 + "\n")
-
-
-def huge(folder: Path) -> None:
-    def change(lines: list[Line]) -> None:
-        lines[0]["size"] = 1 << 60
-
-    forge(folder, 1, change)
-
-
-def a_gap(folder: Path) -> None:
-    lines = lines_of(folder, 1)
-    put(folder, 1, [*lines[:2], {"kind": "gap", "events": 3}, *lines[2:]])
+TAMPERS: dict[str, Tamper] = {
+    "alter": lines(lambda found: found[2].update(steps=found[2]["steps"] + 1)),
+    "alter places": lines(lambda found: setitem(found[2]["places"][0][3], 0, [0, 2])),
+    "alter last": lines(lambda found: found[-1].update(unknown=1)),
+    "drop": lines(lambda found: found.pop(2)),
+    "drop first": lines(lambda found: found.pop(0)),
+    "swap": lines(lambda found: found.insert(2, found.pop(3))),
+    "repeat": lines(lambda found: found.insert(3, found[2])),
+    "cut tail": lines(lambda found: (found.pop(), found.pop())),
+    "cut within": written(lambda data: data[:-10]),
+    "empty": lines(lambda found: found.clear()),
+    "add": forged(lambda found: found.append(dict(found[-1]))),
+    "rewrite": forged(lambda found: found[1].update(given="0" * 64)),
+    "another worker's": lambda folder: shutil.copy(folder / "rank-000.jsonl", folder / CHAIN),
+    "alter seal": alter_seal,
+    "no json": written(lambda data: b"\xff\x00{\n"),
+    "deep": written(lambda data: b"[" * 100_000 + b"\n"),
+    "huge": forged(lambda found: found[0].update(size=1 << 60)),
+    "a gap": lines(lambda found: found.insert(2, {"kind": "gap", "events": 3})),
+}
 
 
 @pytest.mark.parametrize(
     ("tamper", "says"),
     [
-        (alter, "rank-001.jsonl, line 4: line 3 was altered after it was written"),
-        (alter_places, "rank-001.jsonl, line 4: line 3 was altered after it was written"),
-        (alter_last, "rank-001.jsonl: the chain that was sealed is another one, for its last hash differs"),
-        (drop, "rank-001.jsonl, line 3: it was line 4: lines were removed, moved or put in"),
-        (drop_first, "rank-001.jsonl, line 1: it was line 2: lines were removed, moved or put in"),
-        (swap, "rank-001.jsonl, line 3: it was line 4: lines were removed, moved or put in"),
-        (repeat, "rank-001.jsonl, line 4: it was line 3: lines were removed, moved or put in"),
-        (cut_tail, "rank-001.jsonl ends with line 4, and 6 were sealed: its tail was cut off"),
-        (cut_within, "rank-001.jsonl ends within a line: its worker was killed, or the file was cut"),
-        (empty, "rank-001.jsonl ends with line 0, and 6 were sealed: its tail was cut off"),
-        (add, "rank-001.jsonl has 7 lines, and 6 were sealed: lines were added later"),
-        (rewrite, "rank-001.jsonl: the chain that was sealed is another one"),
-        (another_workers, "rank-001.jsonl: the chain that was sealed is another one"),
-        (alter_seal, "seal-0.json was altered after it was signed: the signature does not fit it"),
-        (no_json, "rank-001.jsonl, line 1: it is no receipt"),
-        (deep, "rank-001.jsonl, line 1: it is no receipt"),
-        (huge, "rank-001.jsonl, line 1: it is no receipt of this version"),
-        (a_gap, "rank-001.jsonl, line 3: 3 receipts are missing before it, since the disk was full"),
+        ("alter", "rank-001.jsonl, line 4: line 3 was altered after it was written"),
+        ("alter places", "rank-001.jsonl, line 4: line 3 was altered after it was written"),
+        ("alter last", "rank-001.jsonl: the chain that was sealed is another one, for its last hash differs"),
+        ("drop", "rank-001.jsonl, line 3: it was line 4: lines were removed, moved or put in"),
+        ("drop first", "rank-001.jsonl, line 1: it was line 2: lines were removed, moved or put in"),
+        ("swap", "rank-001.jsonl, line 3: it was line 4: lines were removed, moved or put in"),
+        ("repeat", "rank-001.jsonl, line 4: it was line 3: lines were removed, moved or put in"),
+        ("cut tail", "rank-001.jsonl ends with line 4, and 6 were sealed: its tail was cut off"),
+        ("cut within", "rank-001.jsonl ends within a line: its worker was killed, or the file was cut"),
+        ("empty", "rank-001.jsonl ends with line 0, and 6 were sealed: its tail was cut off"),
+        ("add", "rank-001.jsonl has 7 lines, and 6 were sealed: lines were added later"),
+        ("rewrite", "rank-001.jsonl: the chain that was sealed is another one"),
+        ("another worker's", "rank-001.jsonl: the chain that was sealed is another one"),
+        ("alter seal", "seal-0.json was altered after it was signed: the signature does not fit it"),
+        ("no json", "rank-001.jsonl, line 1: it is no receipt"),
+        ("deep", "rank-001.jsonl, line 1: it is no receipt"),
+        ("huge", "rank-001.jsonl, line 1: it is no receipt of this version"),
+        ("a gap", "rank-001.jsonl, line 3: 3 receipts are missing before it, since the disk was full"),
     ],
 )
-def test_what_is_done_to_the_files_is_found(run: Path, tamper: Tamper, says: str) -> None:
-    tamper(run / "receipts")
+def test_what_is_done_to_the_files_is_found(run: Path, tamper: str, says: str) -> None:
+    TAMPERS[tamper](run / "receipts")
     said = verify(run)
     assert said.exit_code == 1, said.output
     assert f"wrong: {says}" in said.output
@@ -261,45 +221,33 @@ def test_a_whole_forgery_is_found_with_a_copy_of_the_certificate(
     assert said.exit_code == 1 and "wrong: seal-0.json is signed with another key" in said.output, said.output
 
 
-def change_and_seal(run: Path, authority: Authority, rank: int, change: Callable[[list[Line]], None]) -> Result:
-    """Change a chain as its own author could."""
-    forge(run / "receipts", rank, change)
+def change_and_seal(run: Path, authority: Authority, change: Change) -> Result:
+    """Change the chain of worker 1 as its own author could."""
+    forge(run / "receipts", 1, change)
     seal.write(run / "receipts", authority, 0, range(3))
     return verify(run)
 
 
 def test_a_sample_that_counts_twice_is_found(run: Path, original: tuple[Path, Authority]) -> None:
-    def twice(lines: list[Line]) -> None:
-        lines[1]["places"][0][3][0] = [0, 2]  # what worker 0 has
-
-    said = change_and_seal(run, original[1], 1, twice)
+    said = change_and_seal(run, original[1], lambda found: setitem(found[1]["places"][0][3], 0, [0, 2]))  # worker 0's
     assert said.exit_code == 1, said.output
     assert "pass 0: places 0 to 1 came twice, in exchange 1 by worker 0 and in exchange 1 by worker 1" in said.output
     assert "pass 0: 2 places of 40 places never came, though a later pass began" in said.output
 
 
 def test_a_place_beyond_the_pass_is_found(run: Path, original: tuple[Path, Authority]) -> None:
-    def beyond(lines: list[Line]) -> None:
-        lines[1]["places"][0][3].append([40, 41])
-
-    said = change_and_seal(run, original[1], 1, beyond)
+    said = change_and_seal(run, original[1], lambda found: found[1]["places"][0][3].append([40, 41]))
     assert said.exit_code == 1 and "pass 0: place 40 came, and the pass has 40 places" in said.output, said.output
 
 
 def test_a_worker_with_another_model_is_found(run: Path, original: tuple[Path, Authority]) -> None:
-    def other(lines: list[Line]) -> None:
-        lines[3]["model"] = "0" * 64
-
-    said = change_and_seal(run, original[1], 1, other)
+    said = change_and_seal(run, original[1], lambda found: found[3].update(model="0" * 64))
     assert said.exit_code == 1, said.output
     assert "after exchange 4 worker 1 had another model than the others" in said.output
 
 
 def test_workers_that_began_differently_are_found(run: Path, original: tuple[Path, Authority]) -> None:
-    def other(lines: list[Line]) -> None:
-        lines[0]["settings"]["seed"] = 7
-
-    said = change_and_seal(run, original[1], 1, other)
+    said = change_and_seal(run, original[1], lambda found: found[0]["settings"].update(seed=7))
     assert said.exit_code == 1 and "workers 0 and 1 began with different settings" in said.output, said.output
 
 
