@@ -18,7 +18,7 @@ from paceline.errors import UnsupportedError
 from tests.helpers import CLASSES, FEATURES, attached, learn, make_data
 
 WORKERS, BATCH, PASSES = 3, 4, 3
-Change = Callable[[nn.Sequential], None]
+Change = Callable[[nn.Sequential], object]
 Holds = Callable[[nn.Sequential], bool]
 
 
@@ -46,59 +46,35 @@ ANEW = torch.linspace(-0.3, 0.3, 8 * FEATURES).view(8, FEATURES)
 
 
 @torch.no_grad()
-def clamp(model: nn.Sequential) -> None:
-    weight(model).clamp_(-0.2, 0.2)
-
-
-@torch.no_grad()
 def clamp_parameter(model: nn.Sequential) -> None:
     model[0].weight.clamp_(-0.2, 0.2)  # type: ignore[union-attr, operator]
 
 
-def at_most(model: nn.Sequential) -> None:
-    weight(model).renorm_(2, 0, 0.5)
-
-
-def project(model: nn.Sequential) -> None:
-    weight(model).sub_(weight(model).mean(1, keepdim=True))
-
-
-def normalize(model: nn.Sequential) -> None:
-    weight(model).copy_(nn.functional.normalize(weight(model), dim=1))
-
-
-def prune(model: nn.Sequential) -> None:
-    weight(model).mul_(MASK)
-
-
-def tie(model: nn.Sequential) -> None:
-    weight(model, 2)[:, :FEATURES].copy_(weight(model))
-
-
-def quantize(model: nn.Sequential) -> None:
-    weight(model).mul_(64).round_().div_(64)
-
-
-def begin_anew(model: nn.Sequential) -> None:
-    weight(model).copy_(ANEW)
-
-
-def load_a_part(model: nn.Sequential) -> None:
-    model[0].load_state_dict({"weight": ANEW, "bias": torch.zeros(8)})
-
-
-KINDS = {
-    "clamp": Kind(clamp, lambda m: float(weight(m).abs().max()) <= 0.2 + 1e-6),
-    "clamp a parameter": Kind(clamp_parameter, lambda m: float(weight(m).abs().max()) <= 0.2 + 1e-6),
-    "max-norm": Kind(at_most, lambda m: float(weight(m).norm(dim=1).max()) <= 0.5 + 1e-6),
-    "project": Kind(project, lambda m: float(weight(m).mean(1).abs().max()) < 1e-6),
-    "weight norm": Kind(normalize, lambda m: torch.allclose(weight(m).norm(dim=1), torch.ones(8), atol=1e-5)),
-    "prune": Kind(prune, lambda m: not bool(weight(m)[MASK == 0].any())),
-    "tie by copy": Kind(tie, lambda m: torch.allclose(weight(m, 2)[:, :FEATURES], weight(m), atol=1e-6)),
-    "quantize": Kind(quantize, lambda m: bool((weight(m) * 64 == (weight(m) * 64).round()).all())),
-    "begin anew": Kind(begin_anew, lambda m: float((weight(m) - ANEW).abs().max()) < 0.1, once=True),
-    "load a part": Kind(load_a_part, lambda m: float((weight(m) - ANEW).abs().max()) < 0.1, once=True),
+CHANGES: dict[str, Change] = {
+    "clamp": lambda m: weight(m).clamp_(-0.2, 0.2),
+    "clamp a parameter": clamp_parameter,
+    "max-norm": lambda m: weight(m).renorm_(2, 0, 0.5),
+    "project": lambda m: weight(m).sub_(weight(m).mean(1, keepdim=True)),
+    "weight norm": lambda m: weight(m).copy_(nn.functional.normalize(weight(m), dim=1)),
+    "prune": lambda m: weight(m).mul_(MASK),
+    "tie by copy": lambda m: weight(m, 2)[:, :FEATURES].copy_(weight(m)),
+    "quantize": lambda m: weight(m).mul_(64).round_().div_(64),
+    "begin anew": lambda m: weight(m).copy_(ANEW),
+    "load a part": lambda m: m[0].load_state_dict({"weight": ANEW, "bias": torch.zeros(8)}),
 }
+HOLDS: dict[str, Holds] = {
+    "clamp": lambda m: float(weight(m).abs().max()) <= 0.2 + 1e-6,
+    "clamp a parameter": lambda m: float(weight(m).abs().max()) <= 0.2 + 1e-6,
+    "max-norm": lambda m: float(weight(m).norm(dim=1).max()) <= 0.5 + 1e-6,
+    "project": lambda m: float(weight(m).mean(1).abs().max()) < 1e-6,
+    "weight norm": lambda m: torch.allclose(weight(m).norm(dim=1), torch.ones(8), atol=1e-5),
+    "prune": lambda m: not bool(weight(m)[MASK == 0].any()),
+    "tie by copy": lambda m: torch.allclose(weight(m, 2)[:, :FEATURES], weight(m), atol=1e-6),
+    "quantize": lambda m: bool((weight(m) * 64 == (weight(m) * 64).round()).all()),
+    "begin anew": lambda m: float((weight(m) - ANEW).abs().max()) < 0.1,
+    "load a part": lambda m: float((weight(m) - ANEW).abs().max()) < 0.1,
+}
+KINDS = {name: Kind(CHANGES[name], HOLDS[name], name in ("begin anew", "load a part")) for name in CHANGES}
 LOCKSTEP = [
     "sync",
     "one_bit(warmup=2)",
