@@ -50,7 +50,7 @@ class Tuned(nn.Module):
         return scores
 
 
-Change = Callable[[Any, int, int], None]
+Change = Callable[[Any, int, int], object]
 """(model, rank, step): what the program does to its own tensors after a step."""
 
 
@@ -176,32 +176,20 @@ class Tied(Tuned):
         self.second.weight = self.head.weight
 
 
-def average(model: Any, rank: int, step: int) -> None:
-    model.teacher.data.mul_(0.9)
-
-
-def average_on_one(model: Any, rank: int, step: int) -> None:
-    if rank == 0:
-        average(model, rank, step)
-
-
 def average_late(model: Any, rank: int, step: int) -> None:
     if step >= 3:
         model.teacher.data = model.teacher.data * 0.5
-
-
-def mask(model: Any, rank: int, step: int) -> None:
-    model.mask[step] = True
 
 
 def nothing(model: Any, rank: int, step: int) -> None: ...
 
 
 CHANGES: dict[str, tuple[type[Tuned], Change, int]] = {
-    "an average, by .data": (Teacher, average, 1),  # the base: the mask is a buffer, which workers exchange
-    "an average on one worker": (Teacher, average_on_one, 2),
+    # the base: the mask is a buffer, which workers exchange
+    "an average, by .data": (Teacher, lambda model, rank, step: model.teacher.data.mul_(0.9), 1),
+    "an average on one worker": (Teacher, lambda model, rank, step: rank or model.teacher.data.mul_(0.9), 2),
     "a new tensor, late": (Teacher, average_late, 2),
-    "a mask": (Teacher, mask, 2),
+    "a mask": (Teacher, lambda model, rank, step: model.mask[step].fill_(True), 2),
     "nothing": (Teacher, nothing, 2),
     "tied": (Tied, nothing, 1),
 }
@@ -236,8 +224,7 @@ def test_a_state_for_joining_workers_has_the_base_once_if_one_of_them_lacks_it(
         nn.init.normal_(model.base.weight, generator=torch.Generator().manual_seed(bases[rank]))
         if rank:
             told = tell_held(transport, 0, state.frozen_keys())
-            given = receive_state(transport, 0, 2 * FROZEN)
-            assert ("base.weight" in given.model()) == sent
+            assert ("base.weight" in receive_state(transport, 0, 2 * FROZEN).model()) == sent
             nbytes = 0 if told is None else told.wait() or 0
         else:
             parts = pack_state(*state.given(held_by(transport, [1, 2], state.frozen_keys())))
