@@ -7,6 +7,7 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,31 +205,28 @@ def test_the_outer_state_of_16_bit_models_keeps_its_32_bits(rule: str, tmp_path:
 def test_several_models_and_optimizers(rule: str, new: int, tmp_path: Path) -> None:
     """Each optimizer has its own exchanges, pieces and clock."""
 
-    def program(resume: bool) -> Callable[[], Any]:
-        def body() -> Any:
-            torch.manual_seed(0)
-            models = {"one": nn.Linear(6, 20), "two": nn.Sequential(nn.BatchNorm1d(20), nn.Linear(20, 3))}
-            optimizers = [momentum_sgd(models["one"].parameters()), adam(models["two"].parameters())]
-            with paceline.attach(models, optimizers, rule) as run:
-                if resume:
-                    run.resume(tmp_path / "c")
-                start = run.global_state()
-                for step in range(run.minibatches, run.minibatches + 5):
-                    loss = models["two"](models["one"](batch_of(rank(), step))).square().mean()
-                    for optimizer in optimizers:
-                        optimizer.zero_grad()
-                    loss.backward()
-                    for optimizer in optimizers:
-                        optimizer.step()
-                if not resume:
-                    run.save(tmp_path / "c")
-            return start, run.global_state(), [optimizer.state_dict() for optimizer in optimizers]
+    def program(resume: bool) -> Any:
+        torch.manual_seed(0)
+        models = {"one": nn.Linear(6, 20), "two": nn.Sequential(nn.BatchNorm1d(20), nn.Linear(20, 3))}
+        optimizers = [momentum_sgd(models["one"].parameters()), adam(models["two"].parameters())]
+        with paceline.attach(models, optimizers, rule) as run:
+            if resume:
+                run.resume(tmp_path / "c")
+            start = run.global_state()
+            for step in range(run.minibatches, run.minibatches + 5):
+                loss = models["two"](models["one"](batch_of(rank(), step))).square().mean()
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                loss.backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+            if not resume:
+                run.save(tmp_path / "c")
+        return start, run.global_state(), [optimizer.state_dict() for optimizer in optimizers]
 
-        return body
-
-    simulate(program(False), 4)
+    simulate(partial(program, False), 4)
     saved = load_file(tmp_path / "c" / "global.safetensors")
-    found = simulate(program(True), new)
+    found = simulate(partial(program, True), new)
     for start, final, _ in found:
         assert same_bits(start, saved) and same_bits(final, found[0][1])
     assert len(saved) == 9 and (new > 1 or all(len(kept["state"]) > 1 for kept in found[0][2]))
@@ -371,8 +369,7 @@ def test_compensated_moments_are_those_of_the_start_of_the_block(tmp_path: Path)
         return {"at 6": saved_blocks.save(run._state.blocks), **optimizer_state(run, optimizer)}
 
     simulate(Quadratic(rule, adam, save=tmp_path / "c", norm=False), 4)
-    old = read_back(tmp_path / "c")
-    block = old.part(0, "exchange", "blocks", 0)
+    block = read_back(tmp_path / "c").part(0, "exchange", "blocks", 0)
     wanted = {k.split(".")[0]: v for k, v in block["outer"].items() if k.endswith("/init")}
     assert set(wanted) == {"exp_avg", "exp_avg_sq"}
     for one in simulate(Quadratic(rule, adam, 0, resume=tmp_path / "c", norm=False, look=init), 3):
@@ -440,8 +437,7 @@ def test_means_over_those_who_have_something(tmp_path: Path) -> None:
 
     simulate(program, 7)
     (found,) = mean_optimizers(read_back(tmp_path / "c"))
-    tenth = torch.full((2,), 0.1, dtype=torch.float64)
-    assert torch.equal(found["state"][0]["momentum_buffer"], tenth)
+    assert torch.equal(found["state"][0]["momentum_buffer"], torch.full((2,), 0.1, dtype=torch.float64))
     assert torch.equal(
         found["state"][1]["momentum_buffer"], torch.full((3,), 19 / 5, dtype=torch.float64)
     )  # of 1, 3, 4, 5, 6
@@ -451,24 +447,21 @@ def test_means_over_those_who_have_something(tmp_path: Path) -> None:
 
 
 def test_ranks_keep_their_generators_and_new_ones_have_their_own(tmp_path: Path) -> None:
-    def program(resume: bool) -> Callable[[], list[float]]:
-        def body() -> list[float]:
-            with attached(nn.Linear(2, 2), "averaging(period=4)") as (run, *_):
-                if resume:
-                    run.resume(tmp_path / "c")
-                else:
-                    torch.rand(3 + rank())
-                    run.save(tmp_path / "c")
-                drawn: list[float] = torch.rand(4).tolist()
-            return drawn
+    def program(resume: bool) -> list[float]:
+        with attached(nn.Linear(2, 2), "averaging(period=4)") as (run, *_):
+            if resume:
+                run.resume(tmp_path / "c")
+            else:
+                torch.rand(3 + rank())
+                run.save(tmp_path / "c")
+            drawn: list[float] = torch.rand(4).tolist()
+        return drawn
 
-        return body
-
-    before = simulate(program(False), 4)
-    assert simulate(program(True), 3) == before[:3]
-    seven = simulate(program(True), 7)
+    before = simulate(partial(program, False), 4)
+    assert simulate(partial(program, True), 3) == before[:3]
+    seven = simulate(partial(program, True), 7)
     assert seven[:4] == before and len({tuple(row) for row in seven}) == 7
-    assert simulate(program(True), 7) == seven
+    assert simulate(partial(program, True), 7) == seven
 
 
 # -- what does not fit -------------------------------------------------------------------------------------------------

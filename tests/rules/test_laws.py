@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -472,8 +473,7 @@ def test_law_6_the_small_net(case: Case, workers: int) -> None:
     model = make_net()
     before = float(nn.functional.cross_entropy(model(x), y).detach())
     model.load_state_dict(outs[0].exported)
-    after = float(nn.functional.cross_entropy(model(x), y).detach())
-    assert after < 0.7 * before
+    assert float(nn.functional.cross_entropy(model(x), y).detach()) < 0.7 * before
 
 
 # -- 7: buffers --------------------------------------------------------------------------------------------------------
@@ -537,19 +537,16 @@ def test_law_8_the_mean_is_that_of_the_accepted_workers(value: float) -> None:
 def test_law_8_inf_minus_inf_does_not_hide() -> None:
     """Finiteness is tested by a sum: opposite infinities, and large finite numbers, must be told apart."""
 
-    def program(values: list[float]) -> Callable[[], float]:
-        def body() -> float:
-            with attached(nn.Linear(2, 1, bias=False), "averaging", period=1, guard=None) as (run, model, optimizer):
-                with torch.no_grad():
-                    model.weight.copy_(torch.tensor([values if run.world.rank == 1 else [0.0, 0.0]]))
-                model.weight.grad = torch.zeros_like(model.weight)
-                optimizer.step()
-            return float(model.weight.detach()[0, 0])
+    def program(values: list[float]) -> float:
+        with attached(nn.Linear(2, 1, bias=False), "averaging", period=1, guard=None) as (run, model, optimizer):
+            with torch.no_grad():
+                model.weight.copy_(torch.tensor([values if run.world.rank == 1 else [0.0, 0.0]]))
+            model.weight.grad = torch.zeros_like(model.weight)
+            optimizer.step()
+        return float(model.weight.detach()[0, 0])
 
-        return body
-
-    assert simulate(program([float("inf"), float("-inf")]), 2)[0] == 0.0
-    assert simulate(program([3e38, 3e38]), 2)[0] == pytest.approx(1.5e38)
+    assert simulate(partial(program, [float("inf"), float("-inf")]), 2)[0] == 0.0
+    assert simulate(partial(program, [3e38, 3e38]), 2)[0] == pytest.approx(1.5e38)
 
 
 @rows(SHORT)
@@ -623,8 +620,7 @@ def uneven(rule: str, steps: list[int], **settings: Any) -> list[tuple[float, in
 
 def test_law_9_the_last_block_counts_by_minibatches() -> None:
     # period 4: ranks did 4, 2 and 1 steps: (4*4 + 2*2 + 1*1) / 7
-    found = uneven("averaging", [4, 2, 1], period=4)
-    assert found == [(21 / 7, 1)] * 3
+    assert uneven("averaging", [4, 2, 1], period=4) == [(21 / 7, 1)] * 3
 
 
 def test_law_9_a_worker_without_data_has_no_say() -> None:
@@ -718,12 +714,10 @@ def test_law_10_the_rounding_of_a_16_bit_start_is_no_progress(rule: str) -> None
                             still.append(torch.equal(tensor, before[name]))
         return still
 
-    outs = simulate(program, 2)
-    assert all(len(still) == 8 and all(still) for still in outs)
+    assert all(len(still) == 8 and all(still) for still in simulate(program, 2))
 
 
 def test_law_10_bf16_training_converges_to_what_fp32_does() -> None:
     """Small steps vanish in bf16 parameters, but the mean of what did not vanish is kept in the anchor."""
     fine, coarse = (go(Case("bmuf(period=3)", sgd), 3, samples=96, dtype=t)[0] for t in (torch.float32, torch.bfloat16))
-    worst = max(float((fine.model[k] - coarse.model[k].float()).abs().max()) for k in fine.model)
-    assert worst < 0.05
+    assert max(float((fine.model[k] - coarse.model[k].float()).abs().max()) for k in fine.model) < 0.05

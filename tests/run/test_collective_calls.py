@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +36,18 @@ def steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, count: int) 
         descend(model, optimizer, torch.randn(4, 6))
 
 
-def program_of(rule: str, call: Call, path: Path, said: list[str]) -> Callable[[], None]:
-    def program() -> None:
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        run = paceline.attach(model, optimizer, rule)
-        try:
-            steps(model, optimizer, 5)
-            if run.world.rank == 0:
-                call(run, path)
-            steps(model, optimizer, 20)
-        except (ElsewhereError, paceline.PeerLostError) as error:
-            said.append(str(error))
-            raise
-
-    return program
+def program_of(rule: str, call: Call, path: Path, said: list[str]) -> None:
+    model = make_net()
+    optimizer = sgd(model.parameters())
+    run = paceline.attach(model, optimizer, rule)
+    try:
+        steps(model, optimizer, 5)
+        if run.world.rank == 0:
+            call(run, path)
+        steps(model, optimizer, 20)
+    except (ElsewhereError, paceline.PeerLostError) as error:
+        said.append(str(error))
+        raise
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -60,7 +58,7 @@ def test_a_call_of_one_worker_is_named(name: str, rule: str, tmp_path: Path) -> 
     said: list[str] = []
     under_way = "overlap" in rule or "streaming" in rule  # then virtual workers may meet within an exchange
     with pytest.raises((ElsewhereError, paceline.PeerLostError) if under_way else ElsewhereError):
-        simulate(program_of(rule, CALLS[name], tmp_path, said), 2)
+        simulate(partial(program_of, rule, CALLS[name], tmp_path, said), 2)
     assert not (tmp_path / "saved").exists()
     if under_way and f"for {name}" in said[0]:
         return
@@ -69,19 +67,16 @@ def test_a_call_of_one_worker_is_named(name: str, rule: str, tmp_path: Path) -> 
 
 
 def test_different_calls_and_the_end_are_named(tmp_path: Path) -> None:
-    def program(first: Call, other: Call | None) -> Callable[[], None]:
-        def both() -> None:
-            with attached(make_net(), "bmuf") as (run, *_):
-                one = first if run.world.rank == 0 else other
-                if one is not None:
-                    one(run, tmp_path)
-
-        return both
+    def program(first: Call, other: Call | None) -> None:
+        with attached(make_net(), "bmuf") as (run, *_):
+            one = first if run.world.rank == 0 else other
+            if one is not None:
+                one(run, tmp_path)
 
     with pytest.raises(ElsewhereError, match=r"rank 0 on \S+ in run\.save\(\.\.\), rank 1 on \S+ in run\.messages\.b"):
-        simulate(program(CALLS["run.save(..)"], CALLS["run.messages.barrier()"]), 2)
+        simulate(partial(program, CALLS["run.save(..)"], CALLS["run.messages.barrier()"]), 2)
     with pytest.raises(ElsewhereError, match=r"rank 1 on \S+ at its end, in run\.close\(\)"):
-        simulate(program(CALLS["run.save(..)"], None), 2)
+        simulate(partial(program, CALLS["run.save(..)"], None), 2)
 
 
 def test_every_call_has_its_advice() -> None:

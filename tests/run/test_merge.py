@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,24 +26,19 @@ RULES = [
 ]
 
 
-def trained(rule: str, merges: Callable[[int, int], bool], steps: Callable[[int], int], merged: list[Any]) -> Any:
+def trained(rule: str, merges: Callable[[int, int], bool], steps: Callable[[int], int], merged: list[Any]) -> State:
     """A program of so many steps on each rank, that merges after those that it is told.
-
     `merged` receives (steps, rank, global state) after each merge, for everybody.
     """
-
-    def program() -> State:
-        with attached(make_net(), rule, adam if "streaming" in rule else sgd) as (run, model, optimizer):
-            rank = run.world.rank
-            torch.manual_seed(rank)
-            for step in range(1, steps(rank) + 1):
-                descend(model, optimizer, torch.randn(4, 6))
-                if merges(rank, step):
-                    run.merge()
-                    merged.append((step, rank, run.global_state()))
-        return state_of(model)
-
-    return program
+    with attached(make_net(), rule, adam if "streaming" in rule else sgd) as (run, model, optimizer):
+        rank = run.world.rank
+        torch.manual_seed(rank)
+        for step in range(1, steps(rank) + 1):
+            descend(model, optimizer, torch.randn(4, 6))
+            if merges(rank, step):
+                run.merge()
+                merged.append((step, rank, run.global_state()))
+    return state_of(model)
 
 
 def alike(states: list[State]) -> bool:
@@ -56,8 +52,7 @@ def after(*steps: int) -> Callable[[int, int], bool]:
 @pytest.mark.parametrize("rule", RULES)
 def test_all_hold_one_global_model_after_it(rule: str) -> None:
     merged: list[Any] = []
-    ends = simulate(trained(rule, after(5, 9), lambda rank: 12, merged), 3)
-    assert alike(ends)
+    assert alike(simulate(partial(trained, rule, after(5, 9), lambda rank: 12, merged), 3))
     for step in (5, 9):
         states = [state for at, _, state in merged if at == step]
         assert len(states) == 3 and alike(states)
@@ -72,8 +67,8 @@ def test_all_hold_one_global_model_after_it(rule: str) -> None:
     ],
 )
 def test_it_ends_a_block_as_its_period_would(rule: str, as_if: str) -> None:
-    got = simulate(trained(rule, after(3, 6, 9), lambda rank: 9, []), 2)[0]
-    want = simulate(trained(as_if, after(), lambda rank: 9, []), 2)[0]
+    got = simulate(partial(trained, rule, after(3, 6, 9), lambda rank: 9, []), 2)[0]
+    want = simulate(partial(trained, as_if, after(), lambda rank: 9, []), 2)[0]
     for name, tensor in want.items():
         torch.testing.assert_close(got[name], tensor)  # weights are parts of a block, so that rounding differs
 

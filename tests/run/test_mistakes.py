@@ -41,12 +41,9 @@ def said_of(program: Callable[[], None], workers: int = 2) -> list[str]:
     return said
 
 
-def one_epoch(choose: Choose, loader: Callable[[], Any] = lambda: DataLoader(make_data(), 4), **settings: Any) -> Any:
-    def program() -> None:
-        with attached(make_net(), "bmuf(period=4)", **settings) as (run, model, optimizer):
-            train(run, model, optimizer, choose(run, loader()))
-
-    return program
+def one_epoch(choose: Choose, loader: Callable[[], Any] = lambda: DataLoader(make_data(), 4), **settings: Any) -> None:
+    with attached(make_net(), "bmuf(period=4)", **settings) as (run, model, optimizer):
+        train(run, model, optimizer, choose(run, loader()))
 
 
 def bare(run: paceline.Run, loader: Any) -> Any:
@@ -55,7 +52,7 @@ def bare(run: paceline.Run, loader: Any) -> Any:
 
 @pytest.mark.parametrize("choose", [bare, lambda run, loader: (batch for _, batch in enumerate(loader))])
 def test_a_loader_that_is_not_shared_is_named_once(choose: Choose) -> None:
-    said = said_of(one_epoch(choose))
+    said = said_of(partial(one_epoch, choose))
     assert len(said) == 1, said
     assert re.match(r"test_mistakes\.py:\d+: .* DataLoader of 48 samples that is not shared", said[0]), said
     assert "each of the 2 workers" in said[0] and "run.share(loader)" in said[0] and 'data="own"' in said[0]
@@ -98,14 +95,14 @@ def test_a_test_for_the_last_batch(kind: str) -> None:
 
 def test_intended_or_shared_loaders_cause_no_warning() -> None:
     shared: Choose = lambda run, loader: run.share(loader)  # noqa: E731
-    assert said_of(one_epoch(shared)) == []
-    assert said_of(one_epoch(bare, data="own")) == []
+    assert said_of(partial(one_epoch, shared)) == []
+    assert said_of(partial(one_epoch, bare, data="own")) == []
     mine = lambda run, loader: DataLoader(  # noqa: E731
         make_data(), 4, sampler=DistributedSampler(make_data(), run.world.size, run.world.rank)
     )
-    assert said_of(one_epoch(mine)) == []
-    assert said_of(one_epoch(lambda run, loader: list(loader)[:3])) == []  # as a loop over random data
-    assert said_of(one_epoch(bare), workers=1) == []
+    assert said_of(partial(one_epoch, mine)) == []
+    assert said_of(partial(one_epoch, lambda run, loader: list(loader)[:3])) == []  # as a loop over random data
+    assert said_of(partial(one_epoch, bare), workers=1) == []
 
 
 def test_an_evaluation_goes_through_a_loader_of_its_own() -> None:
@@ -131,18 +128,15 @@ def test_data_is_shared_or_own() -> None:
 EPOCHS = 3
 
 
-def scheduled(make: Callable[[Any, int], Any], asks: bool = False) -> Callable[[], None]:
-    def program() -> None:
-        model = make_net()
-        optimizer = sgd(model.parameters())
-        loader = DataLoader(make_data(), 4)
-        with paceline.attach(model, optimizer, "bmuf(period=4)") as run:
-            steps = EPOCHS * len(run.share(loader) if asks else loader)
-            schedule = make(optimizer, steps)
-            for _ in range(EPOCHS):
-                train(run, model, optimizer, run.share(loader), schedule)
-
-    return program
+def scheduled(make: Callable[[Any, int], Any], asks: bool = False) -> None:
+    model = make_net()
+    optimizer = sgd(model.parameters())
+    loader = DataLoader(make_data(), 4)
+    with paceline.attach(model, optimizer, "bmuf(period=4)") as run:
+        steps = EPOCHS * len(run.share(loader) if asks else loader)
+        schedule = make(optimizer, steps)
+        for _ in range(EPOCHS):
+            train(run, model, optimizer, run.share(loader), schedule)
 
 
 def linear(step: int, *, num_training_steps: int) -> float:
@@ -160,14 +154,14 @@ MAKES: dict[str, Callable[[Any, int], Any]] = {
 
 @pytest.mark.parametrize("name", MAKES)
 def test_a_schedule_over_the_whole_loader_is_noticed_at_its_second_step(name: str) -> None:
-    (said,) = said_of(scheduled(MAKES[name]), workers=3)
+    (said,) = said_of(partial(scheduled, MAKES[name]), workers=3)
     assert f"{name}=36, which is 3 x 12" in said and "a worker makes 4 of them" in said, said
     assert "comes only 33% of the way: count with len(run.share(loader))" in said
 
 
 def test_right_schedules_are_left_alone() -> None:
-    assert said_of(scheduled(MAKES["T_max"], asks=True)) == []
-    assert said_of(scheduled(lambda o, n: lr_scheduler.ExponentialLR(o, 0.99))) == []
+    assert said_of(partial(scheduled, MAKES["T_max"], asks=True)) == []
+    assert said_of(partial(scheduled, lambda o, n: lr_scheduler.ExponentialLR(o, 0.99))) == []
 
     def by_epochs() -> None:
         model = make_net()
@@ -186,19 +180,19 @@ def shared(run: paceline.Run, loader: Any) -> Any:
 
 
 def test_a_loader_without_batches_is_named_and_fewer_samples_than_workers_are_refused() -> None:
-    assert all("no batch in an epoch" in text for text in said_of(one_epoch(shared, list)))
+    assert all("no batch in an epoch" in text for text in said_of(partial(one_epoch, shared, list)))
     with pytest.raises(paceline.UnsupportedError, match=r"fewer samples than there are workers \(3\)"):
-        said_of(one_epoch(shared, lambda: DataLoader(make_data(2), 4)), workers=3)
+        said_of(partial(one_epoch, shared, lambda: DataLoader(make_data(2), 4)), workers=3)
 
 
 def test_too_few_blocks_are_said_once_before_the_training() -> None:
-    few = one_epoch(shared, lambda: DataLoader(make_data(18), 2))
+    few = partial(one_epoch, shared, lambda: DataLoader(make_data(18), 2))
     (said,) = said_of(few, workers=3)
     assert said.startswith(
         "few blocks: 3 workers make 3 minibatches an epoch each, 1 block of bmuf(period=4), and need some 10: "
         "below 10 epochs take one worker, or period=1"
     )
-    assert said_of(few, workers=1) == [] == said_of(one_epoch(shared, lambda: DataLoader(make_data(), 4)))
+    assert said_of(few, workers=1) == [] == said_of(partial(one_epoch, shared, lambda: DataLoader(make_data(), 4)))
 
 
 def test_what_cannot_be_shared_or_logged_is_refused_by_name() -> None:

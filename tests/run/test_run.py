@@ -367,10 +367,8 @@ def test_a_compiled_model() -> None:
         model: Any = torch.compile(inner, backend="eager")
         with attached(model, "bmuf", momentum_sgd, period=2) as (run, _, optimizer):
             steps(model, optimizer, 5)
-            names = set(run.global_state())
-            assert names == set(inner.state_dict())
-            exported = run.model_for_export()
-            assert type(exported) is nn.Sequential
+            assert set(run.global_state()) == set(inner.state_dict())
+            assert type(run.model_for_export()) is nn.Sequential
         return state_of(inner)
 
     def plain() -> Any:

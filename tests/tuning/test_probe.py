@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import html
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -256,19 +257,18 @@ def scaler_steps(run: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -
     ("steps", "why"), [(closure_steps, "step(closure) computes"), (scaler_steps, "a GradScaler makes the steps")]
 )
 def test_a_loop_whose_gradients_cannot_be_exchanged_has_blocks(steps: Any, why: str, make: Any, tmp_path: Path) -> None:
-    def program(rule: str) -> Any:
-        def run_it() -> tuple[str, int, dict[str, torch.Tensor]]:
-            torch.manual_seed(1)
-            model = nn.Linear(3, 1)
-            run = paceline.attach(model, optimizer := make(model.parameters(), lr=0.01), rule, log=tmp_path / rule)
-            steps(run, model, optimizer)
-            run.close()
-            return run.rule.text(), run.blocks, model.state_dict()
+    def program(rule: str) -> tuple[str, int, dict[str, torch.Tensor]]:
+        torch.manual_seed(1)
+        model = nn.Linear(3, 1)
+        run = paceline.attach(model, optimizer := make(model.parameters(), lr=0.01), rule, log=tmp_path / rule)
+        steps(run, model, optimizer)
+        run.close()
+        return run.rule.text(), run.blocks, model.state_dict()
 
-        return run_it
-
-    outs = [out for out in paceline.simulate(program("auto"), 2, clock=clock(FAST)) if out is not None]
-    wants = [out for out in paceline.simulate(program("auto(probe=0)"), 2, clock=clock(FAST)) if out is not None]
+    outs, wants = (
+        [out for out in paceline.simulate(partial(program, rule), 2, clock=clock(FAST)) if out is not None]
+        for rule in ("auto", "auto(probe=0)")
+    )
     for out, want in zip(outs, wants, strict=True):
         kind = "bmuf_adam" if make is torch.optim.Adam else "bmuf"
         assert out[0] == f"{kind}(period=4, rate_exponent=0.29)" and out[1] == want[1] > 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,28 +138,25 @@ def test_new_arrays_handed_over_are_exchanged_where_they_lie() -> None:
 
 
 def test_resume_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    def program(stop: int, resume: bool) -> Callable[[], Arrays]:
-        def run_it() -> Arrays:
-            held, speed = start(), {name: np.zeros_like(value) for name, value in start().items()}
-            run = paceline.attach_arrays(held, "averaging(period=4, local_state='keep')", momentum=speed, decay=0.5)
-            if resume:
-                run.resume(tmp_path / "saved")
-            for step in range(run.minibatches, stop):
-                for name, to in targets(step).items():
-                    speed[name] *= 0.5
-                    speed[name] += held[name] - to
-                    held[name] -= RATE * speed[name]
-                run.step()
-            if stop == 6:
-                run.save(tmp_path / "saved")
-            run.close()
-            return {name: torch.from_numpy(value.copy()) for name, value in held.items()}
+    def program(stop: int, resume: bool) -> Arrays:
+        held, speed = start(), {name: np.zeros_like(value) for name, value in start().items()}
+        run = paceline.attach_arrays(held, "averaging(period=4, local_state='keep')", momentum=speed, decay=0.5)
+        if resume:
+            run.resume(tmp_path / "saved")
+        for step in range(run.minibatches, stop):
+            for name, to in targets(step).items():
+                speed[name] *= 0.5
+                speed[name] += held[name] - to
+                held[name] -= RATE * speed[name]
+            run.step()
+        if stop == 6:
+            run.save(tmp_path / "saved")
+        run.close()
+        return {name: torch.from_numpy(value.copy()) for name, value in held.items()}
 
-        return run_it
-
-    whole = simulate(program(STEPS, False), 2)
-    simulate(program(6, False), 2)
-    assert same_bits(simulate(program(STEPS, True), 2)[0], whole[0])
+    whole = simulate(partial(program, STEPS, False), 2)
+    simulate(partial(program, 6, False), 2)
+    assert same_bits(simulate(partial(program, STEPS, True), 2)[0], whole[0])
 
 
 class OfDevice:

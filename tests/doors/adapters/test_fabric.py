@@ -74,8 +74,7 @@ def test_two_workers_do_what_the_two_lines_do(rule: str, settings: dict[str, Any
 def test_a_resume_has_the_same_bits(tmp_path: Path) -> None:
     path = tmp_path / "at-5.ckpt"
     whole = simulate(lambda: train(PacelineFabricStrategy("bmuf", period=4), save=(path, 5)), 2)
-    kept = torch.load(path, weights_only=True)["model"]
-    assert same_bits(kept, whole[0].saved)
+    assert same_bits(torch.load(path, weights_only=True)["model"], whole[0].saved)
     again = simulate(lambda: train(PacelineFabricStrategy("bmuf", period=4), load=path), 2)
     for one, other in zip(whole, again, strict=True):
         assert same_bits(state_of(one), state_of(other))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,25 +115,22 @@ def test_gradient_rules_through_update(rule: str) -> None:
 
 
 def test_resume_brings_parameters_and_state_back(tmp_path: Path) -> None:
-    def made(stop: int, resume: bool) -> Callable[[], dict[str, torch.Tensor]]:
-        def run_it() -> dict[str, torch.Tensor]:
-            now, state = params(), ADAM.init(params())
-            with adapter.attach(now, "bmuf(period=4)", opt_state=state) as run:
-                if resume:
-                    run.resume(tmp_path / "saved")
-                now, state = run.params, run.opt_state
-                for number in range(run.minibatches, stop):
-                    now, state = ADAM_STEP(now, state, targets(number))
-                    now, run.opt_state = run.sync(now), state
-                if stop == 6:
-                    run.save(tmp_path / "saved")
-            return to_torch(run.params)
+    def made(stop: int, resume: bool) -> dict[str, torch.Tensor]:
+        now, state = params(), ADAM.init(params())
+        with adapter.attach(now, "bmuf(period=4)", opt_state=state) as run:
+            if resume:
+                run.resume(tmp_path / "saved")
+            now, state = run.params, run.opt_state
+            for number in range(run.minibatches, stop):
+                now, state = ADAM_STEP(now, state, targets(number))
+                now, run.opt_state = run.sync(now), state
+            if stop == 6:
+                run.save(tmp_path / "saved")
+        return to_torch(run.params)
 
-        return run_it
-
-    whole = simulate(made(STEPS, False), 2)
-    simulate(made(6, False), 2)
-    assert same_bits(simulate(made(STEPS, True), 2)[0], whole[0])
+    whole = simulate(partial(made, STEPS, False), 2)
+    simulate(partial(made, 6, False), 2)
+    assert same_bits(simulate(partial(made, STEPS, True), 2)[0], whole[0])
 
 
 def test_parameters_of_others_must_be_taken() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,24 +89,21 @@ def test_momentum_of_a_network_stays_or_restarts_with_each_block(rule: str, ends
 
 
 def test_resume_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    def made(stop: int, resume: bool) -> Callable[[], Any]:
-        def run_it() -> Any:
-            model = begun("mlp adam")
-            with adapter.attach(model, "bmuf(period=2)") as run:
-                if resume:
-                    run.resume(tmp_path / "saved")
-                for x, y in BATCHES[run.minibatches : stop]:
-                    fit(model, x, y)
-                    run.step()
-                if stop == 3:
-                    run.save(tmp_path / "saved")
-            return values(model)
+    def made(stop: int, resume: bool) -> Any:
+        model = begun("mlp adam")
+        with adapter.attach(model, "bmuf(period=2)") as run:
+            if resume:
+                run.resume(tmp_path / "saved")
+            for x, y in BATCHES[run.minibatches : stop]:
+                fit(model, x, y)
+                run.step()
+            if stop == 3:
+                run.save(tmp_path / "saved")
+        return values(model)
 
-        return run_it
-
-    whole = simulate(made(8, False), 2)
-    simulate(made(3, False), 2)
-    assert same_bits(simulate(made(8, True), 2)[0], whole[0])
+    whole = simulate(partial(made, 8, False), 2)
+    simulate(partial(made, 3, False), 2)
+    assert same_bits(simulate(partial(made, 8, True), 2)[0], whole[0])
 
 
 REFUSED = [

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,27 +139,24 @@ def test_averaging_is_the_mean_computed_by_hand_and_counts_what_came_before_the_
 
 
 def test_resume_brings_variables_and_the_optimizer_back(tmp_path: Path) -> None:
-    def made(stop: int, resume: bool) -> Callable[[], State]:
-        def run_it() -> State:
-            held = variables()
-            speed = tf.Module()
-            speed.held = {name: tf.Variable(tf.zeros_like(value)) for name, value in held.items()}
-            step = compiled(held, speed.held, 0.5)
-            with paceline.attach_arrays(held, "averaging(period=4, local_state='keep')") as run:
-                if resume:
-                    assert run.resume(tmp_path / "saved", optimizer=speed)
-                for number in range(run.minibatches, stop):
-                    step(targets(number))
-                    run.step()
-                if stop == 6:
-                    run.save(tmp_path / "saved", optimizer=speed)
-            return state_of(held)
+    def made(stop: int, resume: bool) -> State:
+        held = variables()
+        speed = tf.Module()
+        speed.held = {name: tf.Variable(tf.zeros_like(value)) for name, value in held.items()}
+        step = compiled(held, speed.held, 0.5)
+        with paceline.attach_arrays(held, "averaging(period=4, local_state='keep')") as run:
+            if resume:
+                assert run.resume(tmp_path / "saved", optimizer=speed)
+            for number in range(run.minibatches, stop):
+                step(targets(number))
+                run.step()
+            if stop == 6:
+                run.save(tmp_path / "saved", optimizer=speed)
+        return state_of(held)
 
-        return run_it
-
-    whole = simulate(made(STEPS, False), 2)
-    simulate(made(6, False), 2)
-    assert same_bits(simulate(made(STEPS, True), 2)[0], whole[0])
+    whole = simulate(partial(made, STEPS, False), 2)
+    simulate(partial(made, 6, False), 2)
+    assert same_bits(simulate(partial(made, STEPS, True), 2)[0], whole[0])
 
 
 def test_the_global_model_a_merge_and_a_snapshot_are_in_the_variables() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,24 +22,19 @@ LR = 0.25
 
 def program(
     rule: str, steps: tuple[int, ...], gradient: Callable[[Tensor, int, int], Tensor], momentum: float = 0.0
-) -> Callable[[], dict[str, Any]]:
+) -> dict[str, Any]:
     """`steps[rank]` steps of SGD on `gradient(theta, rank, step)`; what each worker saw before it closed, and the end.
-
     A worker goes its way without data of ours, so that all make as many steps as they are told.
     """
-
-    def body() -> dict[str, Any]:
-        model = nn.Module()
-        model.p = nn.Parameter(torch.ones(3, dtype=F64))
-        optimizer = torch.optim.SGD([model.p], lr=LR, momentum=momentum)
-        with paceline.attach(model, optimizer, rule, timeout_s=20):
-            seen = []
-            for step in range(steps[rank()]):
-                follow(optimizer, (model.p * gradient(model.p.detach().clone(), rank(), step)).sum())
-                seen.append(model.p.detach().clone())
-        return {"seen": seen, "end": model.p.detach().clone()}
-
-    return body
+    model = nn.Module()
+    model.p = nn.Parameter(torch.ones(3, dtype=F64))
+    optimizer = torch.optim.SGD([model.p], lr=LR, momentum=momentum)
+    with paceline.attach(model, optimizer, rule, timeout_s=20):
+        seen = []
+        for step in range(steps[rank()]):
+            follow(optimizer, (model.p * gradient(model.p.detach().clone(), rank(), step)).sum())
+            seen.append(model.p.detach().clone())
+    return {"seen": seen, "end": model.p.detach().clone()}
 
 
 def constant(theta: Tensor, worker: int, step: int) -> Tensor:
@@ -52,7 +48,7 @@ def constant(theta: Tensor, worker: int, step: int) -> Tensor:
 @pytest.mark.parametrize("rule", ["ssp(staleness=1)", "ssp(staleness=3)", "ssp(staleness=None)", "ssp(period=2)"])
 def test_a_clock_moves_as_far_as_one_step_up_to_the_last(rule: str, workers: int) -> None:
     """Equal workers close one after another; K clocks of N pushes with 1/N of the rate."""
-    for out in simulate(program(rule, (6,) * workers, constant), workers):
+    for out in simulate(partial(program, rule, (6,) * workers, constant), workers):
         torch.testing.assert_close(out["end"], torch.full((3,), 1 - 6 * LR, dtype=F64))
 
 
@@ -67,7 +63,7 @@ def test_tuned_momentum_takes_off_the_same_up_to_the_last(workers: int, overlap:
         buffer = tuned * buffer + 1.0
         theta -= rate * buffer
     rule = f"momentum_tuned(overlap={overlap})"
-    for out in simulate(program(rule, (6,) * workers, constant, momentum=m), workers):
+    for out in simulate(partial(program, rule, (6,) * workers, constant, momentum=m), workers):
         torch.testing.assert_close(out["end"], torch.full((3,), theta, dtype=F64))
 
 
@@ -129,7 +125,7 @@ def test_elastic_averaging_with_overlap_is_the_published_algorithm(workers: int,
     """With overlap the gradient of the step after a pull was taken before it, as published."""
     steps = 4 * period
     want, _ = elastic(workers, period, steps, 0.9, before=True)
-    outs = simulate(program(f"easgd(period={period}, overlap=1)", (steps,) * workers, pull), workers)
+    outs = simulate(partial(program, f"easgd(period={period}, overlap=1)", (steps,) * workers, pull), workers)
     for worker, out in enumerate(outs):
         torch.testing.assert_close(torch.stack(out["seen"]), torch.stack(want[worker]), rtol=0, atol=1e-12)
 
@@ -141,7 +137,7 @@ def test_elastic_averaging_that_waits_takes_the_gradient_after_the_pull(workers:
     steps = 4 * period
     want, _ = elastic(workers, period, steps + 1, 0.9, before=False)
     _, center = elastic(workers, period, steps + 1, 0.9, before=False)
-    outs = simulate(program(f"easgd(period={period}, overlap=0)", (steps,) * workers, pull), workers)
+    outs = simulate(partial(program, f"easgd(period={period}, overlap=0)", (steps,) * workers, pull), workers)
     for worker, out in enumerate(outs):
         for t in range(steps):
             if (t + 1) % period:  # else a pull is in it already

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -47,25 +47,22 @@ def reference(warmup: int, passes: int, decay: float, decoupled: bool) -> Tensor
     return theta
 
 
-def program(warmup: int, passes: int, decay: float, decoupled: bool, by_hand: bool) -> Callable[[], Tensor]:
-    def body() -> Tensor:
-        model = nn.Module()
-        model.p = nn.Parameter(START.clone())
-        kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-        optimizer = kind([model.p], lr=LR, betas=BETAS, eps=EPS, weight_decay=decay)
-        with paceline.attach(model, optimizer, f"one_bit_adam(warmup={warmup}, codec='dense')", timeout_s=20):
-            for t in range(1, STEPS + 1):
-                optimizer.zero_grad()
-                for k in range(passes):
-                    g = gradient(model.p.detach(), rank(), t, k) / passes
-                    if by_hand:
-                        model.p.grad = g if model.p.grad is None else model.p.grad + g
-                    else:
-                        (model.p * g).sum().backward()
-                optimizer.step()
-        return model.p.detach().clone()
-
-    return body
+def program(warmup: int, passes: int, decay: float, decoupled: bool, by_hand: bool) -> Tensor:
+    model = nn.Module()
+    model.p = nn.Parameter(START.clone())
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    optimizer = kind([model.p], lr=LR, betas=BETAS, eps=EPS, weight_decay=decay)
+    with paceline.attach(model, optimizer, f"one_bit_adam(warmup={warmup}, codec='dense')", timeout_s=20):
+        for t in range(1, STEPS + 1):
+            optimizer.zero_grad()
+            for k in range(passes):
+                g = gradient(model.p.detach(), rank(), t, k) / passes
+                if by_hand:
+                    model.p.grad = g if model.p.grad is None else model.p.grad + g
+                else:
+                    (model.p * g).sum().backward()
+            optimizer.step()
+    return model.p.detach().clone()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +74,7 @@ def test_its_steps_are_those_of_the_equations(
 ) -> None:
     decay, decoupled = decays
     want = reference(warmup, passes, decay, decoupled)
-    for found in simulate(program(warmup, passes, decay, decoupled, by_hand), N):
+    for found in simulate(partial(program, warmup, passes, decay, decoupled, by_hand), N):
         torch.testing.assert_close(found, want, rtol=0, atol=1e-12)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,25 +18,21 @@ from tests.helpers import attached, descend, rank, same_bits, simulate
 CODECS = ["dense", "e3m0", "one_bit", "low_rank(rank=1)", "top_k(ratio=0.3)", "int8"]
 
 
-def program(rule: str, steps: Sequence[int], each: Callable[[Any, int], None] | None = None) -> Callable[[], Any]:
+def program(rule: str, steps: Sequence[int], each: Callable[[Any, int], None] | None = None) -> dict[str, Tensor]:
     """`steps[rank]` steps, and the model that the worker ends with; `each(run, step)` is called after every step."""
-
-    def body() -> dict[str, Tensor]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
-        with attached(model, rule, lr=0.1, timeout_s=20) as (run, _, optimizer):
-            torch.manual_seed(rank())
-            for step in range(steps[rank()]):
-                descend(model, optimizer, torch.randn(4, 4))
-                if each is not None:
-                    each(run, step)
-        return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-    return body
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
+    with attached(model, rule, lr=0.1, timeout_s=20) as (run, _, optimizer):
+        torch.manual_seed(rank())
+        for step in range(steps[rank()]):
+            descend(model, optimizer, torch.randn(4, 4))
+            if each is not None:
+                each(run, step)
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def check(rule: str, steps: Sequence[int], each: Callable[[Any, int], None] | None = None) -> None:
-    first, *others = simulate(program(rule, steps, each), len(steps))
+    first, *others = simulate(partial(program, rule, steps, each), len(steps))
     assert all(same_bits(first, other) for other in others), (rule, steps)
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -69,26 +69,23 @@ class Odd(nn.Module):
         return loss
 
 
-def program(rule: str, kind: str, imaginary: bool, steps: tuple[int, ...]) -> Callable[[], dict[str, Tensor]]:
-    def body() -> dict[str, Tensor]:
-        model = Odd(imaginary)
-        make: Any = {
-            "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
-            "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
-            "adam": lambda p: torch.optim.Adam(p, lr=0.01),
-        }[kind]
-        with attached(model, rule, make, timeout_s=20) as (run, _, optimizer):
-            torch.manual_seed(rank())
-            for _ in range(steps[rank()]):
-                follow(optimizer, model(torch.randn(4, 6)))
-        exported = run.model_for_export().state_dict()
-        return {name: tensor.detach().clone() for name, tensor in exported.items()}
-
-    return body
+def program(rule: str, kind: str, imaginary: bool, steps: tuple[int, ...]) -> dict[str, Tensor]:
+    model = Odd(imaginary)
+    make: Any = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
+        "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+        "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    }[kind]
+    with attached(model, rule, make, timeout_s=20) as (run, _, optimizer):
+        torch.manual_seed(rank())
+        for _ in range(steps[rank()]):
+            follow(optimizer, model(torch.randn(4, 6)))
+    exported = run.model_for_export().state_dict()
+    return {name: tensor.detach().clone() for name, tensor in exported.items()}
 
 
 def check(rule: str, kind: str, imaginary: bool) -> None:
-    one, other = simulate(program(rule, kind, imaginary, (7, 9)), 2)
+    one, other = simulate(partial(program, rule, kind, imaginary, (7, 9)), 2)
     assert same_bits(one, other)
     start = Odd(imaginary).state_dict()
     for name, tensor in one.items():
@@ -115,7 +112,7 @@ def test_asynchronous_rules_refuse_complex_parameters(rule: str) -> None:
 
 
 def test_averaging_at_every_step_is_the_mean_gradient_for_every_kind() -> None:
-    outs = [simulate(program(rule, "sgd", True, (6, 6)), 2)[0] for rule in ("averaging(period=1)", "sync")]
+    outs = [simulate(partial(program, rule, "sgd", True, (6, 6)), 2)[0] for rule in ("averaging(period=1)", "sync")]
     small = {name: tensor for name, tensor in outs[0].items() if tensor.dtype != torch.bfloat16 and tensor.numel()}
     real = [{n: torch.view_as_real(o[n]) if o[n].is_complex() else o[n] for n in small} for o in outs]
     assert distance(*real) < 1e-5

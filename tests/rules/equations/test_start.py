@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -47,23 +47,20 @@ def contents(model: nn.Module) -> dict[str, Tensor]:
     return {name: (t.to_dense() if t.is_sparse else t).detach().clone() for name, t in found.items()}
 
 
-def program(rule: str) -> Callable[[], list[dict[str, Tensor]]]:
-    def body() -> list[dict[str, Tensor]]:
-        model = Model(rank())
-        before = contents(model)
-        optimizer = sgd(model.trained.parameters())
-        with paceline.attach(model, optimizer, rule, timeout_s=20):
-            start = contents(model)
-            for _ in range(5):
-                descend(model, optimizer, torch.randn(4, 6))
-        return [before, start, contents(model)]
-
-    return body
+def program(rule: str) -> list[dict[str, Tensor]]:
+    model = Model(rank())
+    before = contents(model)
+    optimizer = sgd(model.trained.parameters())
+    with paceline.attach(model, optimizer, rule, timeout_s=20):
+        start = contents(model)
+        for _ in range(5):
+            descend(model, optimizer, torch.randn(4, 6))
+    return [before, start, contents(model)]
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_worker_has_the_whole_model_of_rank_0(rule: str) -> None:
-    first, *others = simulate(program(rule), 3)
+    first, *others = simulate(partial(program, rule), 3)
     assert same_bits(first[0], first[1])  # rank 0 keeps its own
     for before, start, end in others:
         assert not same_bits(before, start)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -373,22 +374,19 @@ def test_law_3_at_every_offset_of_a_period(rule: str, optimizer: Any, tmp_path: 
 def test_whether_the_background_is_early_or_late_does_not_show(rule: str) -> None:
     """`global_state` waits for what is under way; schedules change betas and rates meanwhile."""
 
-    def program(look: bool) -> Callable[[], list[Tensor]]:
-        def body() -> list[Tensor]:
-            torch.manual_seed(0)
-            model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-            with attached(model, rule, torch.optim.AdamW, lr=0.01, timeout_s=20) as (run, _, optimizer):
-                cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=40)
-                torch.manual_seed(rank())
-                for step in range(18):
-                    descend(model, optimizer, torch.randn(5, 4))
-                    if look and step % 2:
-                        run.global_state()
-                    cycle.step()
-            return [p.detach().clone() for p in model.parameters()]
+    def program(look: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+        with attached(model, rule, torch.optim.AdamW, lr=0.01, timeout_s=20) as (run, _, optimizer):
+            cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=40)
+            torch.manual_seed(rank())
+            for step in range(18):
+                descend(model, optimizer, torch.randn(5, 4))
+                if look and step % 2:
+                    run.global_state()
+                cycle.step()
+        return [p.detach().clone() for p in model.parameters()]
 
-        return body
-
-    early, late = simulate(program(True), 3), simulate(program(False), 3)
+    early, late = simulate(partial(program, True), 3), simulate(partial(program, False), 3)
     for one, other in zip(early, late, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

@@ -55,8 +55,7 @@ def test_all_workers_take_the_mean_norm_of_one() -> None:
     first = ExchangeSummary((header(1.0, 0.0), header(3.0, 0.0)))
     second = ExchangeSummary((header(1.0, 0.0), header(3.0, 1.6), header(2.0, 1.6000001)))
     assert Diversity().after(first).smoothed is None
-    found = Diversity().after(first).then(first).after(second)
-    assert found.smoothed == pytest.approx(2.0 / 1.6)
+    assert Diversity().after(first).then(first).after(second).smoothed == pytest.approx(2.0 / 1.6)
 
 
 def test_a_header_survives_the_wire_and_one_of_before_can_be_read() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,47 +53,39 @@ def program(
     by_hand: bool = False,
     passes: int = 1,
     optimizer: Callable[[Any], torch.optim.Optimizer] = momentum_sgd,
-) -> Callable[[], dict[str, Any]]:
+) -> dict[str, Any]:
     """A loop with a scaler on this worker's batches; `alone`, on those of all workers."""
-
-    def body() -> dict[str, Any]:
-        model = make_net()
-        opt = optimizer(model.parameters())
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=5)
-        run = (
-            None if alone else paceline.attach(model, opt, rule, timeout_s=20, **({"scaler": scaler} if known else {}))
-        )
-        data = [batches(worker) for worker in range(workers)] if alone else [batches(rank())]
-        scales = []
-        for batch in range(0, BATCHES, passes):
-            opt.zero_grad()
-            for n in range(batch, batch + passes):
-                x = torch.cat([of[n] for of in data])
-                size = max(size_of(w, n) for w in range(workers)) if alone else size_of(rank(), n)
-                loss = scaler.scale(Narrow.apply(model(x).square().mean() / passes, size))
-                if by_hand:
-                    for p, g in zip(
-                        model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
-                    ):
-                        p.grad = g if p.grad is None else p.grad + g
-                else:
-                    loss.backward()
-            scaler.step(opt)
-            scaler.update()
-            scales.append(scaler.get_scale())
-        made = run.minibatches if run is not None else 0
-        if run is not None:
-            run.close()
-        return {"model": state_of(model), "scales": scales, "made": made}
-
-    return body
+    model = make_net()
+    opt = optimizer(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=5)
+    run = None if alone else paceline.attach(model, opt, rule, timeout_s=20, **({"scaler": scaler} if known else {}))
+    data = [batches(worker) for worker in range(workers)] if alone else [batches(rank())]
+    scales = []
+    for batch in range(0, BATCHES, passes):
+        opt.zero_grad()
+        for n in range(batch, batch + passes):
+            x = torch.cat([of[n] for of in data])
+            size = max(size_of(w, n) for w in range(workers)) if alone else size_of(rank(), n)
+            loss = scaler.scale(Narrow.apply(model(x).square().mean() / passes, size))
+            if by_hand:
+                for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
+                    p.grad = g if p.grad is None else p.grad + g
+            else:
+                loss.backward()
+        scaler.step(opt)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    made = run.minibatches if run is not None else 0
+    if run is not None:
+        run.close()
+    return {"model": state_of(model), "scales": scales, "made": made}
 
 
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize(("known", "by_hand"), [(True, False), (True, True), (False, False)])
 def test_the_scale_goes_as_with_one_process(known: bool, by_hand: bool, passes: int) -> None:
-    (want,) = simulate(program("", alone=True, passes=passes), 1)
-    found = simulate(program("sync", known=known, by_hand=by_hand, passes=passes), 2)
+    (want,) = simulate(partial(program, "", alone=True, passes=passes), 1)
+    found = simulate(partial(program, "sync", known=known, by_hand=by_hand, passes=passes), 2)
     for one in found:
         assert one["scales"] == want["scales"]
         assert distance(one["model"], want["model"]) < 1e-5
@@ -113,8 +106,8 @@ RULES = [
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("rule", RULES)
 def test_under_every_rule_that_exchanges_gradients(rule: str, known: bool) -> None:
-    (want,) = simulate(program("", alone=True, workers=3), 1)
-    found = simulate(program(rule, workers=3, known=known), 3)
+    (want,) = simulate(partial(program, "", alone=True, workers=3), 1)
+    found = simulate(partial(program, rule, workers=3, known=known), 3)
     for one in found:
         assert one["scales"] == want["scales"]
         assert one["made"] == found[0]["made"] < BATCHES
@@ -139,9 +132,8 @@ def test_where_the_processes_of_a_host_are_one_worker() -> None:
         return scales
 
     torch.manual_seed(5)
-    found = list(
-        paceline.simulate(program("averaging(period=4, within='host')", workers=4), 4, hosts=["a", "a", "b", "b"])
-    )
+    within = partial(program, "averaging(period=4, within='host')", workers=4)
+    found = list(paceline.simulate(within, 4, hosts=["a", "a", "b", "b"]))
     for number, one in enumerate(found):
         assert one["scales"] == host((0, 1) if number < 2 else (2, 3))
         assert same_bits(one["model"], found[0]["model"])

@@ -310,8 +310,7 @@ def test_a_resume_after_skipped_minibatches_has_the_same_bits(rule: str, tmp_pat
         return state_of(model)
 
     whole = simulate(lambda: program(0, 3), WORKERS)
-    resumed = simulate(lambda: program(1, 3), WORKERS)
-    assert all(same_bits(out, whole[0]) for out in [*whole, *resumed])
+    assert all(same_bits(out, whole[0]) for out in [*whole, *simulate(lambda: program(1, 3), WORKERS)])
 
 
 # -- parts of different lengths ----------------------------------------------------------------------------------------
@@ -325,8 +324,7 @@ def test_parts_of_different_lengths(rule: str) -> None:
 
 
 def test_a_worker_without_a_batch() -> None:
-    outs = simulate(Program("sync", samples=4, batch=1), 3)
-    assert_together(outs, "sync")
+    assert_together(simulate(Program("sync", samples=4, batch=1), 3), "sync")
 
 
 # -- passes that the program leaves ------------------------------------------------------------------------------------

@@ -51,8 +51,7 @@ def test_all_end_with_one_model(rule: str, optimizer: Any, hosts: str) -> None:
 @pytest.mark.parametrize(("rule", "optimizer"), RULES, ids=[rule for rule, _ in RULES])
 def test_one_host_alone_is_synchronous(rule: str, optimizer: Any) -> None:
     within = train(rule, "aaa", optimizer=optimizer, samples=70)
-    plain = train("sync", "aaa", optimizer=optimizer, samples=70)
-    assert same_bits(within[0].model, plain[0].model)
+    assert same_bits(within[0].model, train("sync", "aaa", optimizer=optimizer, samples=70)[0].model)
 
 
 def test_one_process_a_host_is_the_plain_rule() -> None:
@@ -64,8 +63,7 @@ def test_one_process_a_host_is_the_plain_rule() -> None:
 def test_blocks_of_one_step_and_plain_sgd_are_synchronous() -> None:
     """The mean over hosts of what each host's mean gradient did is what the mean gradient of all does."""
     within = train("averaging(period=1, within='host')", "aabb", optimizer=sgd)
-    plain = train("sync", "aabb", optimizer=sgd)
-    assert distance(within[0].model, plain[0].model) < 1e-6
+    assert distance(within[0].model, train("sync", "aabb", optimizer=sgd)[0].model) < 1e-6
 
 
 def test_mates_are_alike_after_every_step_and_hosts_after_a_block() -> None:

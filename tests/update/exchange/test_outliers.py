@@ -8,6 +8,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,7 @@ def test_the_limit_by_hand() -> None:
 
 
 def test_nothing_is_judged_before_there_is_a_history() -> None:
-    guard = Guard(history=3, window=8)
-    norms = filled(guard, {0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0})
+    norms = filled(Guard(history=3, window=8), {0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0})
     assert norms.usual(0, 1e9) and norms.add({0: 1.0, 1: 0.5}) is None
     assert not norms.usual(0, 1e9)
     assert norms.usual(0, 9.9) and not norms.usual(0, 10.1)
@@ -48,8 +48,7 @@ def test_nothing_is_judged_before_there_is_a_history() -> None:
 
 
 def test_the_window_moves_and_begins_anew_where_the_scale_has_changed() -> None:
-    guard = Guard(window=3, history=2)
-    norms = filled(guard, *({0: float(k)} for k in range(1, 6)))
+    norms = filled(Guard(window=3, history=2), *({0: float(k)} for k in range(1, 6)))
     assert norms.add({0: 100.0}, changed=True) == (3.0, 5.0)
     assert norms.state() == [[[0, 100.0]]]
 
@@ -197,23 +196,20 @@ def test_without_a_guard_everything_goes_in() -> None:
 
 @pytest.mark.parametrize("rule", ["averaging(period=2)", "averaging(period=4, overlap=1)", "sync"])
 def test_a_resumed_run_judges_by_what_it_had_seen(rule: str, tmp_path: Path) -> None:
-    def program(first: bool) -> Callable[[], list[float]]:
-        def body() -> list[float]:
-            torch.manual_seed(1)
-            with attached(Two(), rule, lr=1.0, guard=GUARD, timeout_s=20) as (run, model, optimizer):
-                if not first:
-                    run.resume(tmp_path / "kept")
-                for step in range(run.minibatches, 32):
-                    optimizer.zero_grad()
-                    model.push(1e6 if (run.world.rank, step) == (0, 22) else 1.0 + run.world.rank)
-                    optimizer.step()
-                    if step == 20 and first:
-                        run.save(tmp_path / "kept")
-            return [float(x) for p in model.parameters() for x in p.detach().flatten()]
+    def program(first: bool) -> list[float]:
+        torch.manual_seed(1)
+        with attached(Two(), rule, lr=1.0, guard=GUARD, timeout_s=20) as (run, model, optimizer):
+            if not first:
+                run.resume(tmp_path / "kept")
+            for step in range(run.minibatches, 32):
+                optimizer.zero_grad()
+                model.push(1e6 if (run.world.rank, step) == (0, 22) else 1.0 + run.world.rank)
+                optimizer.step()
+                if step == 20 and first:
+                    run.save(tmp_path / "kept")
+        return [float(x) for p in model.parameters() for x in p.detach().flatten()]
 
-        return body
-
-    whole, resumed = (simulate(program(first), 3) for first in (True, False))
+    whole, resumed = (simulate(partial(program, first), 3) for first in (True, False))
     assert whole == resumed and max(whole[0]) < 1000
 
 
@@ -268,8 +264,7 @@ def test_a_rule_without_a_common_exchange_refuses_it() -> None:
 
 
 def test_before_there_is_a_history_a_norm_is_compared_with_the_parameters() -> None:
-    parameters = [torch.full((3,), 2.0), torch.full((4,), 1.0)]
-    assert farthest(parameters, FAR) == pytest.approx(FAR * 4.0)
+    assert farthest([torch.full((3,), 2.0), torch.full((4,), 1.0)], FAR) == pytest.approx(FAR * 4.0)
     assert farthest([torch.zeros(4, 25)], FAR) == pytest.approx(FAR * LEAST * 10.0)  # all begin at 0
     assert farthest([torch.tensor([math.nan])], FAR) == math.inf
     norms = Norms(Guard(), lambda: 50.0)

@@ -196,8 +196,7 @@ def moved(rule: str) -> tuple[FragmentState, list[OuterStateChunk], Exchanger, C
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.25)
-    chunks = cut_states(state.all, exchanger, numbers, measured=False)
-    return state, chunks, exchanger, communicator
+    return state, cut_states(state.all, exchanger, numbers, measured=False), exchanger, communicator
 
 
 HEADER = ExchangeHeader(0, BLOCK, True, False, True, 2, 0.0, 1.0, 2, 0)

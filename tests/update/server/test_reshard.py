@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,20 +92,16 @@ def train(model: Big, optimizer: torch.optim.Optimizer, worker: int, first: int,
 
 def program(
     rule: str, optimizer: Make, steps: Callable[[int], int], save: Path | None = None, resume: Path | None = None
-) -> Callable[[], Any]:
+) -> Any:
     """A run; gives back the model's final state and the optimizer's."""
-
-    def body() -> Any:
-        model, made = build(optimizer)
-        with paceline.attach(model, made, rule) as run:
-            if resume is not None:
-                run.resume(resume)
-            train(model, made, rank(), 0, steps(rank()))
-            if save is not None:
-                run.save(save)
-        return state_of(model), made.state_dict()
-
-    return body
+    model, made = build(optimizer)
+    with paceline.attach(model, made, rule) as run:
+        if resume is not None:
+            run.resume(resume)
+        train(model, made, rank(), 0, steps(rank()))
+        if save is not None:
+            run.save(save)
+    return state_of(model), made.state_dict()
 
 
 def whole_spans(path: Path, shard: int) -> dict[str, Tensor]:
@@ -135,15 +132,15 @@ def whole_spans(path: Path, shard: int) -> dict[str, Tensor]:
 )
 def test_pieces_end_to_end_are_what_was_saved(rule: str, shard: int, optimizer: Make, new: int, tmp_path: Path) -> None:
     """Values, what the optimizer keeps, outer state, counts and versions; nobody has pushed in between."""
-    simulate(program(rule, optimizer, lambda r: 5 + r, save=tmp_path / "four"), 4)
-    simulate(program(rule, optimizer, lambda r: 0, resume=tmp_path / "four", save=tmp_path / "new"), new)
+    simulate(partial(program, rule, optimizer, lambda r: 5 + r, save=tmp_path / "four"), 4)
+    simulate(partial(program, rule, optimizer, lambda r: 0, resume=tmp_path / "four", save=tmp_path / "new"), new)
     want, have = (whole_spans(tmp_path / name, shard) for name in ("four", "new"))
     assert len(want) > 9 - (optimizer is sgd) and same_bits(have, want)
 
 
 def test_everybody_has_pulled_what_the_owners_have(tmp_path: Path) -> None:
     """The first push has no delay; the values it is computed at are kept for it."""
-    simulate(program("dc_asgd()", momentum_sgd, lambda r: 5 + r, save=tmp_path / "c"), 4)
+    simulate(partial(program, "dc_asgd()", momentum_sgd, lambda r: 5 + r, save=tmp_path / "c"), 4)
 
     def body() -> Any:
         model, optimizer = build(momentum_sgd)
@@ -185,8 +182,8 @@ def test_one_worker_that_pushes_is_the_plain_optimizer_with_the_saved_state(
 ) -> None:
     """From 4 workers, whose owners made the steps; on one, the optimizer gets what the owners had."""
     path = tmp_path / "c"
-    simulate(program("asgd(overlap=0, piece=64)", optimizer, lambda r: 4, save=path), 4)
-    resumed = program("asgd(overlap=0, piece=64)", optimizer, lambda r: 6 if r == 0 else 0, resume=path)
+    simulate(partial(program, "asgd(overlap=0, piece=64)", optimizer, lambda r: 4, save=path), 4)
+    resumed = partial(program, "asgd(overlap=0, piece=64)", optimizer, lambda r: 6 if r == 0 else 0, resume=path)
 
     spans = whole_spans(path, 64)
     model, own = build(optimizer)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,27 +123,24 @@ def test_a_checkpoints_global_model_is_the_center_of_elastic_averaging(tmp_path:
 def test_the_learning_rate_of_a_resumed_schedule_reaches_the_owners(tmp_path: Path) -> None:
     """`load_state_dict` puts new groups into the optimizer; the old ones keep the rate of the beginning."""
 
-    def program(resume: bool) -> Callable[[], float]:
-        def body() -> float:
-            model = Numbers()
-            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-            with paceline.attach(model, optimizer, "asgd(overlap=0)") as run:
-                if resume:
-                    run.resume(tmp_path / "c", scheduler=scheduler)
-                for step in range(run.minibatches, 4):
-                    model.p.grad = torch.full((1,), -1.0)
-                    optimizer.step()
-                    scheduler.step()
-                    if step == 1 and not resume:
-                        run.save(tmp_path / "c", scheduler=scheduler)
-            return model.value
-
-        return body
+    def program(resume: bool) -> float:
+        model = Numbers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        with paceline.attach(model, optimizer, "asgd(overlap=0)") as run:
+            if resume:
+                run.resume(tmp_path / "c", scheduler=scheduler)
+            for step in range(run.minibatches, 4):
+                model.p.grad = torch.full((1,), -1.0)
+                optimizer.step()
+                scheduler.step()
+                if step == 1 and not resume:
+                    run.save(tmp_path / "c", scheduler=scheduler)
+        return model.value
 
     want = 2 * (1.0 + 0.5 + 0.25 + 0.125)
-    assert simulate(program(False), 2) == [want] * 2
-    assert simulate(program(True), 2) == [want] * 2
+    assert simulate(partial(program, False), 2) == [want] * 2
+    assert simulate(partial(program, True), 2) == [want] * 2
 
 
 def test_an_optimizer_that_has_made_steps_before_it_is_attached_goes_on_at_the_owners() -> None:

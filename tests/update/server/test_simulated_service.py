@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,19 +32,15 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
     return found
 
 
-def steps(rule: str, counts: list[int], after: Callable[[Any, Numbers], None] | None = None) -> Callable[[], float]:
+def steps(rule: str, counts: list[int], after: Callable[[Any, Numbers], None] | None = None) -> float:
     """Worker r makes counts[r] steps of +1 on one number."""
-
-    def program() -> float:
-        with attached(Numbers(), rule, lr=1.0) as (run, model, optimizer):
-            for _ in range(counts[rank()]):
-                model.p.grad = torch.full((1,), -1.0)
-                optimizer.step()
-                if after is not None:
-                    after(run, model)
-        return model.value
-
-    return program
+    with attached(Numbers(), rule, lr=1.0) as (run, model, optimizer):
+        for _ in range(counts[rank()]):
+            model.p.grad = torch.full((1,), -1.0)
+            optimizer.step()
+            if after is not None:
+                after(run, model)
+    return model.value
 
 
 # -- by hand -----------------------------------------------------------------------------------------------------------
@@ -51,7 +48,7 @@ def steps(rule: str, counts: list[int], after: Callable[[Any, Numbers], None] | 
 
 def test_delays_by_hand_where_workers_wait_for_the_answer(delays: dict[int, list[int]]) -> None:
     """Workers 0 and 1 push at 1, 2, 3, ..., in this order, and worker 2 at 3.5 and 7, there after the others."""
-    found = simulate(steps("asgd(overlap=0)", [8, 8, 2]), 3, Clock([1.0, 1.0, 3.5]))
+    found = simulate(partial(steps, "asgd(overlap=0)", [8, 8, 2]), 3, Clock([1.0, 1.0, 3.5]))
     #            t = 1  2  3  4  5  6  7  8
     assert delays == {0: [0, 1, 1, 2, 1, 1, 1, 2], 1: [1, 1, 1, 2, 1, 1, 1, 2], 2: [6, 8]}
     assert found == [18.0] * 3
@@ -65,7 +62,7 @@ def test_delays_by_hand_where_the_answer_has_the_next_minibatchs_time(delays: di
     3.8 (7), 4.8 (9), 5.8 (11), 6.8 (13) and 7.8 (16). The fourth push of worker 0 finds version 7, and was computed
     at what came at 2.8.
     """
-    simulate(steps("asgd", [8, 8, 2]), 3, Clock([1.0, 1.0, 3.5]))
+    simulate(partial(steps, "asgd", [8, 8, 2]), 3, Clock([1.0, 1.0, 3.5]))
     zero = [0, 2 - 0, 4 - 1, 7 - 4, 9 - 7, 11 - 9, 13 - 11, 16 - 13]
     one = [1, 3 - 0, 5 - 2, 8 - 4, 10 - 7, 12 - 9, 14 - 11, 17 - 13]
     assert delays == {0: zero, 1: one, 2: [6, 15]}
@@ -74,7 +71,7 @@ def test_delays_by_hand_where_the_answer_has_the_next_minibatchs_time(delays: di
 def test_latency_adds_to_the_delay_of_whoever_is_far_from_the_owner(delays: dict[int, list[int]]) -> None:
     """One number, owned by worker 1, which pushes every second. Worker 0's pushes take 0.625 s, their answers too: they
     arrive at 1.625, 3.875 and 6.125."""
-    simulate(steps("asgd(overlap=0)", [3, 6]), 2, Clock(1.0, link(0.625)))
+    simulate(partial(steps, "asgd(overlap=0)", [3, 6]), 2, Clock(1.0, link(0.625)))
     assert delays[1] == [0, 1, 0, 1, 0, 0]
     assert delays[0] == [1, 2, 3]
 
@@ -86,7 +83,7 @@ def test_a_slow_link_carries_fewer_and_fuller_pushes() -> None:
     def after(run: Any, model: Numbers) -> None:
         blocks[rank()] = run.blocks
 
-    found = simulate(steps("asgd(hold=16)", [13, 13], after), 2, Clock(1.0, link(1.75)))
+    found = simulate(partial(steps, "asgd(hold=16)", [13, 13], after), 2, Clock(1.0, link(1.75)))
     assert blocks == {0: 4, 1: 13}, "worker 0 pushes after 1, 5, 9 and 13 minibatches"
     assert found == [13.0 + 4.0] * 2, "a mean is one step"
 
@@ -115,7 +112,7 @@ def test_work_is_gathered_so_long_and_no_longer() -> None:
         if rank() == 0:
             seen.append((run.blocks, clock.now))
 
-    simulate(steps("asgd(hold=16)", [34, 0], after), 2, clock)
+    simulate(partial(steps, "asgd(hold=16)", [34, 0], after), 2, clock)
     assert [at for _, at in seen[:17]] == [float(n) for n in [*range(1, 17), 101]]
     assert [number for number, _ in seen[:18]] == [1] * 16 + [2] * 2
     assert seen[17][1] == 102.0
@@ -128,7 +125,7 @@ def test_bounded_staleness_by_hand(delays: dict[int, list[int]]) -> None:
     def after(run: Any, model: Numbers) -> None:
         when[rank()].append(clock.now)
 
-    simulate(steps("ssp(staleness=2)", [6, 4], after), 2, clock)
+    simulate(partial(steps, "ssp(staleness=2)", [6, 4], after), 2, clock)
     # steps end at 1, 2, 3; the answer to the third waits until 4, the next step's (done at 5) until 8, then until 12
     assert when[0] == [1.0, 2.0, 4.0, 8.0, 12.0, 16.0]
     assert when[1] == [4.0, 8.0, 12.0, 16.0]
@@ -216,4 +213,4 @@ def test_workers_that_wait_for_each_other_for_ever_are_told() -> None:
     with pytest.raises(
         paceline.PeerLostError, match=r"no worker can continue: worker 0 waits at receive .* worker 1 waits at"
     ):
-        simulate(steps("ssp(staleness=1)", [9, 9], after), 2, uneven())
+        simulate(partial(steps, "ssp(staleness=1)", [9, 9], after), 2, uneven())

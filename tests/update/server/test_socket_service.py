@@ -228,8 +228,7 @@ def test_between_hosts_that_have_addresses_of_their_own(tmp_path: Path) -> None:
             return network.prefix(rank), network.environment(rank) | more
 
         with Launch("hosts", 2, tmp_path, module=MODULE, place=place) as launch:
-            ended = launch.wait()
-            assert all(one.code == 0 for one in ended.values()), launch.said()
+            assert all(one.code == 0 for one in launch.wait().values()), launch.said()
         models(tmp_path, "hosts", [0, 1])
         assert [(tmp_path / f"listened.{rank}").read_text() for rank in range(2)] == [
             network.address(rank) for rank in range(2)
@@ -294,8 +293,7 @@ def test_the_heir_has_a_replica_before_the_first_push(tmp_path: Path) -> None:
 def test_who_is_lost_at_the_very_end_leaves_one_model(tmp_path: Path) -> None:
     """One had pulled everything already, and the new owner knows less: both end with what that one has."""
     with Launch("at_the_end", 3, tmp_path, module=MODULE) as launch:
-        ended = launch.wait([1, 2])
-        assert all(one.code == 0 for one in ended.values()), launch.said()
+        assert all(one.code == 0 for one in launch.wait([1, 2]).values()), launch.said()
         models(tmp_path, "model", [1, 2])
         assert [event["rank_lost"] for event in events(tmp_path / "log", 2, "lost")] == [0]
 

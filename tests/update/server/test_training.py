@@ -327,28 +327,26 @@ def test_gradients_are_hidden_from_the_step_and_there_afterwards() -> None:
 
 
 def test_channels_last_weights_lie_in_the_order_of_their_memory() -> None:
-    def program(form: torch.memory_format) -> Callable[[], Any]:
-        def body() -> Any:
-            torch.manual_seed(0)
-            model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(5 * 4 * 4, 2)).to(memory_format=form)
-            assert model[0].weight.is_contiguous(memory_format=form)
-            with attached(model, "asgd(piece=64)", torch.optim.Adam, lr=0.01) as (run, _, optimizer):
-                torch.manual_seed(rank())
-                for _ in range(6):
-                    optimizer.zero_grad()
-                    model[0].weight.grad = torch.randn(5, 3, 3, 3)  # in another order than the weight
-                    model[2].weight.grad = torch.randn(2, 80)
-                    optimizer.step()
-                    with run.global_model():
-                        pass
-            assert model[0].weight.is_contiguous(memory_format=form)
-            exported = run.model_for_export().state_dict()
-            return {name: value.contiguous() for name, value in exported.items()}
-
-        return body
+    def program(form: torch.memory_format) -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(5 * 4 * 4, 2)).to(memory_format=form)
+        assert model[0].weight.is_contiguous(memory_format=form)
+        with attached(model, "asgd(piece=64)", torch.optim.Adam, lr=0.01) as (run, _, optimizer):
+            torch.manual_seed(rank())
+            for _ in range(6):
+                optimizer.zero_grad()
+                model[0].weight.grad = torch.randn(5, 3, 3, 3)  # in another order than the weight
+                model[2].weight.grad = torch.randn(2, 80)
+                optimizer.step()
+                with run.global_model():
+                    pass
+        assert model[0].weight.is_contiguous(memory_format=form)
+        return {name: value.contiguous() for name, value in run.model_for_export().state_dict().items()}
 
     one, other = (
-        simulate(program(form), 3, Clock())  # else an element's owner, and so the order of its pushes, would differ
+        simulate(
+            partial(program, form), 3, Clock()
+        )  # else an element's owner, so the order of its pushes, would differ
         for form in (torch.contiguous_format, torch.channels_last)
     )
     assert all(same_bits(state, one[0]) for state in [*one, *other])
@@ -609,42 +607,36 @@ def test_a_worker_whose_scaler_skips_does_not_hold_up_the_others(rule: str, fuse
 
 
 def test_a_closure_is_refused_where_gradients_are_pushed() -> None:
-    def program(rule: str) -> Callable[[], float]:
-        def body() -> float:
-            with attached(Numbers(), rule, lr=1.0) as (_, model, optimizer):
+    def program(rule: str) -> float:
+        with attached(Numbers(), rule, lr=1.0) as (_, model, optimizer):
 
-                def closure() -> float:
-                    model.p.grad = torch.full((1,), -1.0)
-                    return 0.0
+            def closure() -> float:
+                model.p.grad = torch.full((1,), -1.0)
+                return 0.0
 
-                optimizer.step(closure)
-            return model.value
-
-        return body
+            optimizer.step(closure)
+        return model.value
 
     with pytest.raises(UnsupportedError, match=r"SGD.step\(closure\) computes gradients inside the step"):
-        simulate(program("asgd()"), 2)
-    assert simulate(program("asgd(period=2)"), 2) == [2.0] * 2
+        simulate(partial(program, "asgd()"), 2)
+    assert simulate(partial(program, "asgd(period=2)"), 2) == [2.0] * 2
 
 
 def test_optimizers_that_cannot_step_on_slices_are_refused_with_the_reason() -> None:
-    def program(make: Callable[[Any], torch.optim.Optimizer], rule: str) -> Callable[[], None]:
-        def body() -> None:
-            model = nn.Linear(3, 2)
-            paceline.attach(model, make(model.parameters()), rule).close()
-
-        return body
+    def program(make: Callable[[Any], torch.optim.Optimizer], rule: str) -> None:
+        model = nn.Linear(3, 2)
+        paceline.attach(model, make(model.parameters()), rule).close()
 
     class Mine(torch.optim.SGD):
         """Not known to be element-wise."""
 
     with pytest.raises(UnsupportedError, match=r"LBFGS computes gradients inside its step.* use a rule that"):
-        simulate(program(torch.optim.LBFGS, "asgd()"), 2)
+        simulate(partial(program, torch.optim.LBFGS, "asgd()"), 2)
     with pytest.raises(UnsupportedError, match=r"Mine is not known to treat every number alike; use one of .*AdamW"):
-        simulate(program(lambda p: Mine(p, lr=0.1), "ssp()"), 2)
+        simulate(partial(program, lambda p: Mine(p, lr=0.1), "ssp()"), 2)
     with pytest.raises(UnsupportedError, match=r"SparseAdam wants sparse gradients"):
-        simulate(program(lambda p: torch.optim.SparseAdam(list(p)), "asgd()"), 2)
-    simulate(program(lambda p: Mine(p, lr=0.1), "asgd(period=2)"), 2)
+        simulate(partial(program, lambda p: torch.optim.SparseAdam(list(p)), "asgd()"), 2)
+    simulate(partial(program, lambda p: Mine(p, lr=0.1), "asgd(period=2)"), 2)
 
 
 def test_a_sparse_gradient_is_refused() -> None:
