@@ -15,41 +15,17 @@ ROOT = Path(paceline.__file__).parent
 REPOSITORY = ROOT.parent.parent
 
 FLOORS = (
-    # words
-    "errors",
-    "version",
-    "extensions",
-    "core",
-    # service 1
-    "communication.schedulers",
-    "communication",
-    # what a run says of itself
-    "observe",
-    # the five choices
-    "rules",
-    # service 5
-    "tuning",
-    # service 4
-    "data",
-    "checkpoint",
-    # service 3
-    "update.exchange",
-    "update.monitor",
-    "update.few_blocks",
-    "update.engine",
-    "update.server",
-    # service 2
-    "flow",
-    # what the user holds
-    "run",
-    # ways in
-    "forecast.sim",
-    "testing",
-    "doors.adapters",
-    "cli",
-    # the roof: the names that a user imports
-    "__init__",
-    "__main__",
+    *("errors", "version", "extensions", "core"),  # words
+    *("communication.schedulers", "communication"),  # service 1
+    "observe",  # what a run says of itself
+    "rules",  # the five choices
+    "tuning",  # service 5
+    *("data", "checkpoint"),  # service 4
+    *("update.exchange", "update.monitor", "update.few_blocks", "update.engine", "update.server"),  # service 3
+    "flow",  # service 2
+    "run",  # what the user holds
+    *("forecast.sim", "testing", "doors.adapters", "cli"),  # ways in
+    *("__init__", "__main__"),  # the roof: the names that a user imports
 )
 """Every folder has a floor of its own, and imports from the floors before it only."""
 DEEP = ("communication", "doors", "forecast", "update")
@@ -65,20 +41,8 @@ FACE = {
 """What a distribution that adds commands may import beside `paceline` itself: docs/guide/plugins.md."""
 EQUATIONS = ("schedule", "payload", "codec", "topology", "outer")
 SHARED = (
-    "base",
-    "__init__",
-    "arrival",
-    "layout",
-    "two_sided",
-    "bits",
-    "groups",
-    "select",
-    "gain",
-    "diversity",
-    "growth",
-    "probe",
-    "whole",
-    "restart",
+    *("base", "__init__", "arrival", "layout", "two_sided", "bits", "groups"),
+    *("select", "gain", "diversity", "growth", "probe", "whole", "restart"),
 )
 COMPOSED = {
     "rules.codec.named": "rules.codec",
@@ -301,8 +265,7 @@ def test_the_session_and_the_rule_know_no_method_by_name() -> None:
 def test_every_file_names_its_licence_and_purpose() -> None:
     for folder in ("src", "packages", "tests", "examples", "benchmarks"):
         for path in sorted((REPOSITORY / folder).rglob("*.py")):
-            text = path.read_text(encoding="utf-8")
-            line, _, rest = text.partition("\n")
+            line, _, rest = path.read_text(encoding="utf-8").partition("\n")
             assert line == "# SPDX-License-Identifier: Apache-2.0", path
             if "src" in path.relative_to(REPOSITORY).parts or path.name != "__init__.py":
                 assert re.match(r'(#.*\n|\n)*r?"""', rest), f"{path} has no docstring"

@@ -18,19 +18,10 @@ ROOT = Path(paceline.__file__).parent
 WITH_TORCH = {"numpy", "safetensors"}
 """What a program with torch has anyway, and the format of checkpoints, which `attach` reads and writes."""
 ONE_RUN_OF_MANY = {
-    "http.server",
-    "paceline.update.server.engine",
-    "paceline.cli",
-    "paceline.flow.control.client",
-    "paceline_plugins.data.cache.cache",
-    "paceline_plugins.data.parquet",
-    "paceline.flow.engine",
-    "paceline.observe.reports",
-    "paceline_plugins.forecast.planner",
-    "paceline.forecast.sim",
-    "paceline.communication.sockets.certificates",
-    "paceline.communication.ring",
-    "paceline_plugins.zero",
+    *("http.server", "paceline.cli", "paceline.observe.reports", "paceline.forecast.sim"),
+    *("paceline.update.server.engine", "paceline.flow.engine", "paceline.flow.control.client"),
+    *("paceline.communication.sockets.certificates", "paceline.communication.ring", "paceline_plugins.zero"),
+    *("paceline_plugins.data.cache.cache", "paceline_plugins.data.parquet", "paceline_plugins.forecast.planner"),
 }
 """Subsystems that a run loads when it has a use for them."""
 

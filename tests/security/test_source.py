@@ -26,15 +26,9 @@ FILES = sorted(path for root in (ROOT, PLUGINS) for path in root.rglob("*.py") i
 MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml"}
 CALLS = {"eval", "exec", "compile", "__import__", "system", "popen"}
 ATTRIBUTES = {
-    "CERT_NONE",
-    "CERT_OPTIONAL",
-    "_create_unverified_context",
-    "all_gather_object",
-    "broadcast_object_list",
-    "gather_object",
-    "recv_object_list",
-    "scatter_object_list",
-    "send_object_list",
+    *("CERT_NONE", "CERT_OPTIONAL", "_create_unverified_context"),
+    *("all_gather_object", "broadcast_object_list", "gather_object"),
+    *("recv_object_list", "scatter_object_list", "send_object_list"),
 }
 """Attributes that are never named: certificates that nobody checks, and collectives that unpickle what arrives."""
 
