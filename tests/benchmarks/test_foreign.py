@@ -73,5 +73,4 @@ def test_an_epoch_twice_on_one_worker_is_late(judge: ModuleType, tmp_path: Path)
 def test_a_refusal_is_a_sentence_of_ours(judge: ModuleType, tmp_path: Path, said: str, wanted: str) -> None:
     (tmp_path / "out.txt").write_text("", encoding="utf-8")
     (tmp_path / "err.txt").write_text(f"Traceback (most recent call last):\n{said}\n", encoding="utf-8")
-    done = judge.Done(1, 1.0, tmp_path, [])
-    assert judge.verdict({"codes": [0, 1]}, 0, done) == wanted
+    assert judge.verdict({"codes": [0, 1]}, 0, judge.Done(1, 1.0, tmp_path, [])) == wanted

@@ -191,8 +191,7 @@ def test_a_lease_that_is_renewed_is_respected() -> None:
 
     def renewed() -> bytes:
         store.reads += 1
-        said = json.loads(store.data)
-        store.data = json.dumps({**said, "renewal": store.reads}).encode()
+        store.data = json.dumps({**json.loads(store.data), "renewal": store.reads}).encode()
         return store.data
 
     store.read = renewed  # type: ignore[method-assign]

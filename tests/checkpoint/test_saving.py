@@ -205,8 +205,7 @@ def test_schedulers_are_restored(make: Callable[[Any], Any], tmp_path: Path) -> 
         torch.manual_seed(0)
         model = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-        scheduler = make(optimizer)
-        return model, optimizer, scheduler, paceline.attach(model, optimizer, "bmuf")
+        return model, optimizer, make(optimizer), paceline.attach(model, optimizer, "bmuf")
 
     def steps(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, count: int) -> None:
         for _ in range(count):

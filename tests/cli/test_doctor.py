@@ -80,8 +80,7 @@ def test_three_workers_on_this_machine() -> None:
 def test_under_a_launcher_rank_0_prints_and_all_end_alike() -> None:
     port = str(free_port())
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [start([], RANK=str(rank), **place) for rank in range(2)]
-    first, second = ends(processes)
+    first, second = ends([start([], RANK=str(rank), **place) for rank in range(2)])
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
     assert first[1].splitlines()[-1] == "fit for training"
     assert second[1] == ""

@@ -52,8 +52,7 @@ def test_a_worker_is_what_an_executed_one_is(server: ForkServer, tmp_path: Path)
             "signals": [str(signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE)],
             "variables": sorted(os.environ), "files": sorted(os.listdir("/proc/self/fd")), "mine": os.environ["MINE"]}))
     """
-    worker = started(server, tmp_path, program, "--rate", "1", MINE="yes")
-    assert worker.wait(DEADLINE_S) == 0
+    assert started(server, tmp_path, program, "--rate", "1", MINE="yes").wait(DEADLINE_S) == 0
     found = json.loads((tmp_path / "out").read_text())
     script = str(tmp_path / "program.py")
     executed = subprocess.run(
@@ -95,8 +94,7 @@ def test_a_server_that_cannot_load_torch_says_so_on_each_worker(tmp_path: Path) 
         assert worker.wait(DEADLINE_S) == 1
         with pytest.raises(ProcessLookupError):
             _ = worker.pid
-        late = started(server, tmp_path, "")
-        assert late.wait(DEADLINE_S) == 1
+        assert started(server, tmp_path, "").wait(DEADLINE_S) == 1
     assert "this torch is broken" in (tmp_path / "err").read_text()
 
 

@@ -63,8 +63,7 @@ def test_the_better_rate_wins_and_is_gone_on_from(tmp_path: Path, monkeypatch: p
     winner, loser = first.index(high), first.index(low)
     assert [one["source"] for one in second] == [winner, winner]
     assert second[winner]["values"] == high["values"] and second[loser]["values"]["lr"] > low["values"]["lr"]
-    best = min(second, key=lambda one: one["measure"])
-    at = high["values"]["lr"], best["values"]["lr"]
+    at = high["values"]["lr"], min(second, key=lambda one: one["measure"])["values"]["lr"]
     weight = load_file(home / "best" / "global.safetensors")["weight"].item()
     assert weight == pytest.approx(after((at[0], 8), (at[1], 8)), rel=1e-4)
     assert f"PACELINE_RESUME={home / 'best'}" in result.output and "paceline report" in result.output

@@ -75,8 +75,7 @@ def test_no_line_is_wider_than_the_terminal(tmp_path: Path, columns: int) -> Non
 
 
 def test_who_left_no_log_or_failed_or_fell_silent_is_told_apart(tmp_path: Path) -> None:
-    old = write(tmp_path, 0, size=3, closed=False)
-    os.utime(old, (1e9, 1e9))
+    os.utime(write(tmp_path, 0, size=3, closed=False), (1e9, 1e9))
     write(tmp_path, 1, {"kind": "error", "at_s": 8.0, "message": "ValueError: odd\nand more"}, size=3)
     text = call(tmp_path, "--once").stdout
     states = {line.split()[0]: line for line in text.splitlines() if line.strip()[:2] in ("0 ", "1 ", "2 ")}

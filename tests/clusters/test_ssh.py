@@ -110,8 +110,7 @@ def test_two_machines_are_one_run(pair: Machines, project: Path) -> None:
     assert "[host0 0] attached as 0 of 2 host0 first -" in said, said
     assert "[host1 1] attached as 1 of 2 host1 first told" in said, said
     assert "host1: copying" in said and "2 workers finished" in said, said
-    run = read_run(project / "logs")
-    assert [worker.rank for worker in run.workers] == [0, 1]
+    assert [worker.rank for worker in read_run(project / "logs").workers] == [0, 1]
     nothing_is_left(pair, project)
 
     (project / "helper.py").write_text("WORD = 'second'")  # only what changed is brought again

@@ -56,8 +56,7 @@ def test_values_come_back_equal(value: Any) -> None:
 def test_tensors(dtype: torch.dtype) -> None:
     tensor = torch.tensor([[1, 0], [1, 1]]).to(dtype)
     for value in (tensor, [tensor, {"x": tensor}], {"a": {"b": tensor, 0: tensor + tensor}}):
-        found = there_and_back(value)
-        flat_found, flat_value = str(found), str(value)
+        flat_found, flat_value = str(there_and_back(value)), str(value)
         assert flat_found == flat_value
 
 

@@ -126,8 +126,7 @@ def test_changes_reach_all_workers_and_joining_ones(tmp_path: Path) -> None:
         cluster.start(1)
         cluster.until(lambda: len(cluster.saw("joined")) == 3, "nobody joins")
         (cluster.books / "go").touch()
-        living = check(cluster, epochs=2, gone=1)
-        assert [one["period"] for one in living] == [6, 6]
+        assert [one["period"] for one in check(cluster, epochs=2, gone=1)] == [6, 6]
 
 
 def test_rules_that_cannot_are_refused(tmp_path: Path) -> None:

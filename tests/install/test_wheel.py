@@ -60,8 +60,7 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     assert "paceline/py.typed" in package
     others = {name.rpartition("/")[2] for name in set(inside) - package}
     assert others == {"METADATA", "WHEEL", "RECORD", "LICENSE", "NOTICE", "uPlot.LICENSE", "entry_points.txt"}
-    chart_library = inside["paceline_plugins/report/assets/uPlot.min.js"]
-    version = re.search(rb"uPlot \(v([\d.]+)\)", chart_library)
+    version = re.search(rb"uPlot \(v([\d.]+)\)", inside["paceline_plugins/report/assets/uPlot.min.js"])
     (notice,) = (text for name, text in inside.items() if name.endswith("/NOTICE"))
     assert version is not None and b"uPlot " + version[1] in notice, "NOTICE names another version"
 

@@ -18,8 +18,7 @@ Write = Callable[..., Path]
 
 
 def test_samples_are_summed_over_the_workers(write_run: Write) -> None:
-    run = read_run(write_run(size=4))
-    curve = by_samples(run, "validation loss")
+    curve = by_samples(read_run(write_run(size=4)), "validation loss")
     assert curve.unit == "samples"
     assert curve.x == pytest.approx([4 * 32 * 4 * block for block in (10, 20, 30, 40)])
     assert not curve.noisy
@@ -34,8 +33,7 @@ def test_workers_that_do_not_go_in_step_keep_their_own_points(write_run: Write) 
                     event[key] //= rank + 1
         return events
 
-    run = read_run(write_run(size=3, change=later))
-    curve = by_samples(run, "validation loss")
+    curve = by_samples(read_run(write_run(size=3, change=later)), "validation loss")
     assert len(curve.x) == 3 * 4
     done = [320 * 4, 320 * 4 // 2, 320 * 4 // 3]  # of each worker at the first report
     assert curve.x[0] == pytest.approx(sum(done), abs=3)
@@ -62,8 +60,7 @@ def test_the_wait_for_data_is_spread_over_the_time_of_its_line(write_run: Write)
     curve = data_by_time(run.workers[1:], "worker 1", 40.0)
     assert curve.x == pytest.approx(np.arange(40) + 0.5)
     assert curve.y == pytest.approx([40.0] * 20 + [20.0] * 20)
-    both = data_by_time(run.workers, "run", 40.0)
-    assert both.y == pytest.approx([30.0] * 20 + [20.0] * 20)
+    assert data_by_time(run.workers, "run", 40.0).y == pytest.approx([30.0] * 20 + [20.0] * 20)
     late = data_by_time(run.workers[1:], "worker 1", 80.0)  # of which the second half has no lines
     assert late.x == pytest.approx(np.arange(20) * 2 + 1.0)
     assert late.y == pytest.approx([40.0] * 10 + [20.0] * 10)

@@ -109,8 +109,7 @@ def test_a_long_log_is_followed_in_little_memory(write_run: Write, monkeypatch: 
     monkeypatch.setattr(live_page, "MOST_LINES", 4)
     monkeypatch.setattr(live_page, "MOST_REPORTS", 4)
     directory = write_run("run", 3)
-    follower = RunFollower(directory)
-    run = follower.poll()
+    run = RunFollower(directory).poll()
     assert run is not None
     assert all(len(worker.exchanges) <= 9 and len(worker.values) <= 9 for worker in run.workers)
     short, whole = summarize(run), summarize(read_run(directory))

@@ -36,9 +36,7 @@ def save(path: Path, value: float) -> None:
 
 def value_at(path: Path) -> float:
     """What a whole checkpoint holds; CheckpointError if it is none."""
-    manifest = read_manifest(path)
-    state = read_rank(manifest, 0)
-    return float(state["value"])
+    return float(read_rank(read_manifest(path), 0)["value"])
 
 
 def at_each_operation(

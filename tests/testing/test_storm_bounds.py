@@ -75,8 +75,7 @@ def test_what_a_run_holds_does_not_grow_with_deaths(monkeypatch: pytest.MonkeyPa
         most: dict[str, int] = {}
         for number in deaths:
             assert storm.world.run(lambda number=number: storm.deaths >= number, 1e4)
-            there = held(storm)
-            most = {name: max(most.get(name, 0), size) for name, size in there.items()}
+            most = {name: max(most.get(name, 0), size) for name, size in held(storm).items()}
         found.append(most)
     storm.world.close()
     assert storm.problems == [] and storm.server is not None

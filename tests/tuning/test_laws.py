@@ -112,8 +112,7 @@ def test_a_rate_changes_on_all_workers_after_the_same_step(rule: str, optimizer:
 
 @blocks
 def test_a_period_changes_on_all_workers(rule: str, optimizer: Make, tmp_path: Path) -> None:
-    asks = Asking((2, 1, {"period": 5}))
-    outs = go(rule, optimizer, asks, settings={"log": tmp_path})
+    outs = go(rule, optimizer, Asking((2, 1, {"period": 5})), settings={"log": tmp_path})
     [request] = requests(outs)
     assert request.applied and request.values == {"period": [int(rule.split("period=")[1][0]), 5]}
     periods = [[one.schedule.period for one in out.extra["rule"]] for out in outs]

@@ -55,8 +55,7 @@ def test_a_step_has_the_memory_of_as_many_samples_and_the_program_sees_its_own()
 
 def test_betas_that_a_schedule_writes_stay() -> None:
     parameter, optimizer = adam()
-    rates = Rates([optimizer])
-    rates.scale_all(1.0, SyncScaling(8), lambda: 0)
+    Rates([optimizer]).scale_all(1.0, SyncScaling(8), lambda: 0)
     seen = []
     optimizer.register_step_pre_hook(lambda *_: seen.append(optimizer.param_groups[0]["betas"]))
     for first in (0.9, 0.5):

@@ -46,8 +46,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Monitor]:
 @pytest.fixture
 def events(tmp_path: Path) -> Events:
     def read() -> list[dict[str, Any]]:
-        text = (tmp_path / "rank-001.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
+        return [json.loads(line) for line in (tmp_path / "rank-001.jsonl").read_text().splitlines()]
 
     return read
 

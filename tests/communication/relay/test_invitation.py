@@ -170,8 +170,7 @@ def talk(server: RelayServer, name: bytes, say: bytes) -> bytes:
     """What comes after the challenge."""
     with socket.create_connection((HERE, server.port), timeout=SOON) as sock:
         sock.sendall(prelude(ENROL, name))
-        challenge = sock.recv(32)
-        assert len(challenge) == 32
+        assert len(sock.recv(32)) == 32
         sock.sendall(say)
         with contextlib.suppress(ConnectionError):
             return b"".join(iter(lambda: sock.recv(1000), b""))

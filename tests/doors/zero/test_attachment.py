@@ -127,8 +127,7 @@ def test_optimizers_that_cannot_be_served() -> None:
             model(torch.randn(1, 6))
         del around
     with zero_lines():
-        loose = torch.zeros(3, requires_grad=True)
-        nobody = torch.optim.SGD([loose], lr=0.1)
+        nobody = torch.optim.SGD([torch.zeros(3, requires_grad=True)], lr=0.1)
         with pytest.raises(Refusal, match=r"a tensor of shape \(3,\) that no torch module has"):
             nobody.step()
 

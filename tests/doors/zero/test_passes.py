@@ -259,8 +259,7 @@ def test_a_training_that_is_left_early_is_merged_before_its_model_is_looked_at(s
             seen.append([[round(model(torch.ones(2)).item(), 6)]])
         model.train()
     """
-    found = start(source, rule="averaging(period=100)")
-    one, other = passes(found)
+    one, other = passes(start(source, rule="averaging(period=100)"))
     assert one[1] == other[1] and one[3] == other[3] and one[1] != one[3]
     for epoch in (0, 2):
         assert len(samples(one[epoch])) == 6 and not set(samples(one[epoch])) & set(samples(other[epoch]))

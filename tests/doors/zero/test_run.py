@@ -114,8 +114,7 @@ def test_an_unchanged_program_on_two_workers(tmp_path: Path) -> None:
     ]
     for epoch in (0, 1):
         assert sorted(seen[epoch] + seen[2 + epoch]) == list(range(24))
-    models = [torch.load(place / "model.pt", weights_only=True) for place in places(tmp_path)]
-    assert same_bits(*models)
+    assert same_bits(*[torch.load(place / "model.pt", weights_only=True) for place in places(tmp_path)])
     assert [(place / "loss.txt").read_text() for place in places(tmp_path)] == ["True\n"] * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "loss.txt", "model.pt", "seen.txt", "train.py"]
 
@@ -133,8 +132,7 @@ def test_virtual_workers_are_real_ones(tmp_path: Path) -> None:
         assert "24 samples, for training: split among 2 workers" in (here / "logs/output/rank-000.err").read_text()
         files = [(place / name).read_text() for place in places(here) for name in ("seen.txt", "loss.txt")]
         found[by] = done.stdout.splitlines(), files
-        models = [torch.load(place / "model.pt", weights_only=True) for place in places(here)]
-        assert same_bits(*models)
+        assert same_bits(*[torch.load(place / "model.pt", weights_only=True) for place in places(here)])
     assert found["run"] == found["sim"]
     assert found["sim"][0][0] == "arguments ['--rate', '3'] __main__" and len(found["sim"][0]) == 3
 

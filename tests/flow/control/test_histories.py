@@ -24,8 +24,7 @@ class Histories(RuleBasedStateMachine):
 
     @initialize(least=st.integers(1, 2), grace=st.sampled_from([None, 1.0]), expected=st.integers(0, 3))
     def begin(self, least: int, grace: float | None, expected: int) -> None:
-        terms = Terms(least, 64, TIMEOUT, grace, 1.0, expected, quorum_s=1e9)
-        self.run = Run(terms, self.first)
+        self.run = Run(Terms(least, 64, TIMEOUT, grace, 1.0, expected, quorum_s=1e9), self.first)
         for _ in range(max(least, expected)):
             self.run.join()
 

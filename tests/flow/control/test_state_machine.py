@@ -121,8 +121,7 @@ def test_a_member_that_comes_back_with_a_state_that_the_record_does_not_know_of_
 
 
 def test_a_record_that_is_older_than_its_workers_is_no_basis() -> None:
-    machine = begun(1)
-    new = again(machine)
+    new = again(begun(1))
     with pytest.raises(GivenUpError, match="holds exchange 3, and the record of"):
         recovery.back(new, new.workers[0], MemberState(3, 0, new.generation.number), [], 0.0)
     with pytest.raises(

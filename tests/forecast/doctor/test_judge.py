@@ -72,8 +72,7 @@ def test_a_host_that_is_cut_off_is_one_finding_and_not_four() -> None:
     ],
 )
 def test_what_does_not_connect_is_named_by_direction(pairs: list[tuple[int, int]], words: str) -> None:
-    finding = only(broken(cluster(), pairs))
-    assert finding.sentence.startswith(words)
+    assert only(broken(cluster(), pairs)).sentence.startswith(words)
 
 
 def test_a_refused_connection_is_not_called_a_firewall() -> None:
@@ -82,16 +81,14 @@ def test_a_refused_connection_is_not_called_a_firewall() -> None:
 
 
 def test_the_debian_trap_is_named_with_its_cure() -> None:
-    trap = with_machine(cluster(), 1, gloo_address="127.0.1.1", resolved=["127.0.1.1"])
-    finding = only(trap)
+    finding = only(with_machine(cluster(), 1, gloo_address="127.0.1.1", resolved=["127.0.1.1"]))
     assert finding.sentence.startswith("on node1 its own name has 127.0.1.1, which no other host reaches")
     assert "GLOO_SOCKET_IFNAME=eth0 on node1" in finding.advice
     assert "/etc/hosts" in finding.advice
 
 
 def test_loopback_is_right_on_a_single_host() -> None:
-    one = with_machine(cluster(2, hosts=1), 0, gloo_address="127.0.0.1")
-    assert found(one, "wrong") == []
+    assert found(with_machine(cluster(2, hosts=1), 0, gloo_address="127.0.0.1"), "wrong") == []
 
 
 @pytest.mark.parametrize("size", [3, 4, 8])
@@ -106,8 +103,7 @@ def test_a_slow_host_is_named_and_nobody_else(size: int) -> None:
 
 @pytest.mark.parametrize(("what", "severity"), [("paceline", "wrong"), ("torch", "wrong"), ("numpy", "note")])
 def test_versions_that_differ_are_named(what: str, severity: str) -> None:
-    mixed = with_machine(cluster(), 1, versions=VERSIONS | {what: "0.0.1"})
-    finding = only(mixed, severity)
+    finding = only(with_machine(cluster(), 1, versions=VERSIONS | {what: "0.0.1"}), severity)
     assert finding.sentence == f"{what} differs ({VERSIONS[what]}: ranks 0, 2; 0.0.1: rank 1)"
     assert finding.ranks == (1,)
 

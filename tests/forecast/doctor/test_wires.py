@@ -32,8 +32,7 @@ def test_equal_packets_and_usual_wires_are_not_worth_a_word() -> None:
 
 
 def test_packets_that_differ_are_wrong_and_the_smaller_one_is_named() -> None:
-    mixed = with_machine(on_all(cluster(), mtus={"eth0": 9000}), 1, mtus={"eth0": 1500})
-    finding = only(mixed)
+    finding = only(with_machine(on_all(cluster(), mtus={"eth0": 9000}), 1, mtus={"eth0": 1500}))
     assert (finding.severity, finding.ranks) == ("wrong", (1,))
     assert "node0 eth0 9000, node1 eth0 1500, node2 eth0 9000; large transfers may hang" in finding.sentence
     assert finding.advice.startswith("on node1: sudo ip link set dev eth0 mtu 9000 (")

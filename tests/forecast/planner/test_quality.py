@@ -57,8 +57,7 @@ def test_workers_that_are_all_alike_and_all_independent() -> None:
 
 def run_of(c: float | np.ndarray, alpha: float = 0.5) -> ObservedRun:
     alike = np.broadcast_to(c, MADE.shape)
-    progress = np.cumsum(32 / (1 + 3 * alike))
-    return ObservedRun(4, MADE, progress, alike, 1.0, alpha)
+    return ObservedRun(4, MADE, np.cumsum(32 / (1 + 3 * alike)), alike, 1.0, alpha)
 
 
 def test_the_loss_of_other_numbers_by_hand() -> None:

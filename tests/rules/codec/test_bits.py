@@ -32,8 +32,7 @@ def test_a_choice_of_levels_is_exact() -> None:
 
 
 def test_zero_counts_as_not_negative_whatever_its_sign() -> None:
-    x = torch.tensor([[0.0, -0.0, -1e-45, 1e-45]])
-    assert bits.not_negative(x).tolist() == [[1, 1, 0, 1]]
+    assert bits.not_negative(torch.tensor([[0.0, -0.0, -1e-45, 1e-45]])).tolist() == [[1, 1, 0, 1]]
 
 
 @pytest.mark.parametrize("name", ["one_bit", "sign", "e3m0", "int8", "fp16", "top_k(ratio=0.03)"])

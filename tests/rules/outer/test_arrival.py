@@ -281,8 +281,7 @@ def test_only_sgd_has_a_momentum_to_tune() -> None:
 
 def test_the_pull_by_hand() -> None:
     outer, x, center = Elastic(0.5), torch.tensor([4.0, -2.0]), torch.tensor([0.0, 2.0])
-    e = outer.elastic_pull(x, center, workers=2)
-    assert e.tolist() == [1.0, -1.0]
+    assert outer.elastic_pull(x, center, workers=2).tolist() == [1.0, -1.0]
     outer.elastic_step(center, x, workers=2)
     assert center.tolist() == [1.0, 1.0] and x.tolist() == [4.0, -2.0]
     assert outer.elastic_pull(x, torch.zeros(2), 2, out=x) is x

@@ -106,8 +106,7 @@ def test_equivalent_minibatches_with_the_publications_constants() -> None:
 
 
 def test_classical_momentum_is_ahead_by_what_the_block_before_left() -> None:
-    outer = BlockMomentum(0.5, 1.0, nesterov=False)
-    found, ahead = rhos(outer, 8, 4, 3)
+    found, ahead = rhos(BlockMomentum(0.5, 1.0, nesterov=False), 8, 4, 3)
     assert found == [8, 12, 14]
     assert ahead == [0, 4, 6]  # eta rho_{n-1}
     assert rhos(BlockMomentum(0.5, 1.0), 8, 4, 3)[1] == [4, 6, 7]  # eta rho_n
