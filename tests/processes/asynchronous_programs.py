@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import signal
@@ -11,7 +10,6 @@ import socket
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +29,7 @@ from paceline.update.server import rendezvous
 from paceline.update.server.durability import Durability, Replicas
 from paceline.update.server.socket_service import SocketService
 from tests.helpers import FEATURES, adam, attached, make_data, momentum_sgd, sgd, state_of
-from tests.processes.together import all_here
+from tests.processes.together import all_here, run_named
 from tests.waiting import until
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -400,8 +398,4 @@ def faulty(directory: Path, rule: str, kind: str, timeout_s: str, least: str = "
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    faulthandler.dump_traceback_later(180, exit=True)  # a deadline of its own, with a trace
-    globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
-    faulthandler.cancel_dump_traceback_later()
+    run_named(globals(), *sys.argv[1:])

@@ -13,6 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,8 @@ class LeaveError(Exception):
     """Ends a pass, and is caught by the program."""
 
 
-def raises(error: BaseException) -> Callable[[], None]:
-    def way() -> None:
-        raise error
-
-    return way
+def raises(error: BaseException) -> None:
+    raise error
 
 
 WAYS: dict[str, Callable[[], Any]] = {
@@ -41,13 +39,13 @@ WAYS: dict[str, Callable[[], Any]] = {
     "exit_text": lambda: sys.exit("the data are bad"),
     "quit": lambda: builtins.quit(),
     "quit3": lambda: builtins.quit(3),
-    "system_exit0": raises(SystemExit(0)),
-    "system_exit3": raises(SystemExit(3)),
+    "system_exit0": partial(raises, SystemExit(0)),
+    "system_exit3": partial(raises, SystemExit(3)),
     "os_exit0": lambda: os._exit(0),
     "os_exit3": lambda: os._exit(3),
-    "error": raises(ValueError("a bad sample")),
-    "swallowed": raises(LeaveError()),
-    "interrupt": raises(KeyboardInterrupt()),
+    "error": partial(raises, ValueError("a bad sample")),
+    "swallowed": partial(raises, LeaveError()),
+    "interrupt": partial(raises, KeyboardInterrupt()),
     "break": lambda: True,
     "generator": lambda: None,
     "thread_exit0": lambda: sys.exit(0),

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from safetensors.torch import save_file
 
 from paceline.rules import choice
 from tests.helpers import Place, Program, adam
-from tests.processes.together import all_here
+from tests.processes.together import all_here, run_named
 
 RULE = "auto(probe=0, share=1e-6, longest=12, reproducible=True)"
 """No network is that fast, so that whatever is measured asks for the longest period."""
@@ -73,8 +71,4 @@ def choose(directory: Path) -> None:
 
 if __name__ == "__main__":
     choice.BLOCKS = 1  # that a pass should have
-    torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    faulthandler.dump_traceback_later(180, exit=True)
-    globals()[sys.argv[1]](Path(sys.argv[2]))
-    faulthandler.cancel_dump_traceback_later()
+    run_named(globals(), *sys.argv[1:])

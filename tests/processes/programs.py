@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import gc
 import os
 import sys
 import threading
 import time
-import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from paceline.core import runtime
 from paceline.update.engine.blocks import outer_state
 from paceline.update.exchange.exchanger import InFlightExchange
 from tests.helpers import Place, Program, adam, attached, descend, follow, make_net, momentum_sgd, sgd, state_of
-from tests.processes.together import all_here
+from tests.processes.together import all_here, run_named
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -285,9 +283,5 @@ def mismatch(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.simplefilter("error")
     outer_state.SMALL_ELEMENTS = outer_state.SMALL_CODED = SMALL
-    faulthandler.dump_traceback_later(180, exit=True)  # a deadline of its own, with a trace
-    globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
-    faulthandler.cancel_dump_traceback_later()
+    run_named(globals(), *sys.argv[1:])

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import sys
-import warnings
 from pathlib import Path
 
 import torch
@@ -14,6 +12,7 @@ from safetensors.torch import save_file
 
 from tests.checkpoint.test_reshard import Make, Quadratic, momentum_sgd
 from tests.helpers import adam
+from tests.processes.together import run_named
 
 RULES: list[tuple[str, Make]] = [
     ("sync(reproducible=True)", momentum_sgd),
@@ -43,8 +42,4 @@ def resume(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    faulthandler.dump_traceback_later(180, exit=True)
-    globals()[sys.argv[1]](Path(sys.argv[2]))
-    faulthandler.cancel_dump_traceback_later()
+    run_named(globals(), *sys.argv[1:])

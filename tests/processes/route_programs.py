@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import sys
 import threading
 import time
-import warnings
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +25,7 @@ from paceline.rules.codec.dense import Dense
 from paceline.rules.codec.layout import Layout
 from paceline.rules.topology import Hierarchical
 from paceline.update.exchange.pipeline import Pipeline
-from tests.processes.together import all_here
+from tests.processes.together import all_here, run_named
 from tests.rules.topology.test_routes import finish
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -292,8 +290,4 @@ def unending(directory: Path, lost: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    faulthandler.dump_traceback_later(180, exit=True)
-    globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
-    faulthandler.cancel_dump_traceback_later()
+    run_named(globals(), *sys.argv[1:])

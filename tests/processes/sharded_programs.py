@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +18,7 @@ from torch import nn
 import paceline
 from paceline import Guard, PacelineError
 from tests.helpers import State, adam, attached, make_net, momentum_sgd, sgd
+from tests.processes.together import run_named
 
 RANK = int(os.environ.get("RANK", "0"))
 WORKER, SHARD = divmod(RANK, 2)
@@ -175,8 +174,4 @@ def sharded(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    faulthandler.dump_traceback_later(180, exit=True)  # a deadline of its own, with a trace
-    globals()[sys.argv[1]](Path(sys.argv[2]))
-    faulthandler.cancel_dump_traceback_later()
+    run_named(globals(), *sys.argv[1:])

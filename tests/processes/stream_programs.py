@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import signal
 import sys
-import warnings
 from pathlib import Path
 
 import torch
@@ -17,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import paceline
 from paceline.data import ShardStream, json_lines
+from tests.processes.together import run_named
 
 RANK = int(os.environ.get("RANK", "0"))
 KILLED, KILLED_AT = 1, 7
@@ -43,8 +42,4 @@ def train(directory: Path, rule: str, processes: str, killed: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    faulthandler.dump_traceback_later(180, exit=True)  # a deadline of its own, with a trace
-    globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
-    faulthandler.cancel_dump_traceback_later()
+    run_named(globals(), *sys.argv[1:])

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import faulthandler
 import itertools
 import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import torch
 
 import paceline
 from tests.helpers import attached, descend, make_net, sgd
+from tests.processes.together import run_named
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -93,8 +92,4 @@ def elsewhere(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    faulthandler.dump_traceback_later(180, exit=True)  # a deadline of its own, with a trace
-    globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
-    faulthandler.cancel_dump_traceback_later()
+    run_named(globals(), *sys.argv[1:])
