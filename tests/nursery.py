@@ -119,8 +119,6 @@ def nursery() -> Nursery:
 
 
 # -- the parent -------------------------------------------------------------------------------------
-
-
 def prepare() -> None:
     """Import what the programs need, and what torch imports when it is needed first."""
     import torch

@@ -163,8 +163,6 @@ def test_a_full_or_forbidden_disk_is_found_before_the_training(
 
 
 # -- leases ------------------------------------------------------------------------------------------------------------
-
-
 class LeaseObject:
     """One object."""
 

@@ -132,8 +132,6 @@ def test_what_is_not_ours_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 
 # -- other runs' steps -------------------------------------------------------------------------------------------------
-
-
 def fresh(path: Path, resume: Any = ..., steps_made: int = 2) -> paceline.Run:
     """A run of one worker that steps, with or without a resume before."""
     with attached(nn.Linear(2, 2), "bmuf(period=1)", adam, checkpoint=path, every_blocks=1) as (run, model, optimizer):
@@ -192,8 +190,6 @@ def test_what_attach_refuses(tmp_path: Path) -> None:
 
 
 # -- what cannot be written --------------------------------------------------------------------------------------------
-
-
 def test_a_full_disk_is_a_warning_on_all_and_the_last_step_stays(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,8 +156,6 @@ def test_a_resume_takes_the_base_of_the_program_or_the_file(
 
 
 # -- what looks frozen and is not --------------------------------------------------------------------------------------
-
-
 class Teacher(Tuned):
     """With a copy of the base that the program changes: an average, a mask, a queue."""
 
@@ -210,8 +208,6 @@ def test_what_the_program_changes_is_saved_as_it_is(name: str, rule: str, tmp_pa
 
 
 # -- joining workers, and copies ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("bases", "sent"), [((0, 0, 0), False), ((0, 0, 7), True)])
 def test_a_state_for_joining_workers_has_the_base_once_if_one_of_them_lacks_it(
     bases: tuple[int, int, int], sent: bool

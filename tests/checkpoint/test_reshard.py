@@ -241,8 +241,6 @@ def test_only_the_files_that_are_needed_are_read(tmp_path: Path) -> None:
 
 
 # -- against the same by hand ------------------------------------------------------------------------------------------
-
-
 def by_hand(path: Path) -> nn.Sequential:
     """The global model of a checkpoint, without paceline."""
     torch.manual_seed(0)
@@ -340,8 +338,6 @@ def test_a_warm_up_of_the_codec_is_not_begun_again(rule: str, tmp_path: Path) ->
 
 
 # -- what optimizers begin with ----------------------------------------------------------------------------------------
-
-
 def optimizer_state(run: paceline.Run, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Copies of what the optimizer keeps of its first parameter."""
     return {k: v.clone() for k, v in optimizer.state[optimizer.param_groups[0]["params"][0]].items()}
@@ -444,8 +440,6 @@ def test_means_over_those_who_have_something(tmp_path: Path) -> None:
 
 
 # -- generators, data, objects -----------------------------------------------------------------------------------------
-
-
 def test_ranks_keep_their_generators_and_new_ones_have_their_own(tmp_path: Path) -> None:
     def program(resume: bool) -> list[float]:
         with attached(nn.Linear(2, 2), "averaging(period=4)") as (run, *_):
@@ -465,8 +459,6 @@ def test_ranks_keep_their_generators_and_new_ones_have_their_own(tmp_path: Path)
 
 
 # -- what does not fit -------------------------------------------------------------------------------------------------
-
-
 def refused(
     path: Path, workers: int, rule: str = "bmuf_adam(period=3)", model: nn.Module | None = None, **objects: Any
 ) -> list[str]:

@@ -40,8 +40,6 @@ def record(directory: Path) -> list[list[dict[str, Any]]]:
 
 
 # -- with real processes ------------------------------------------------------------------------------------
-
-
 def after(*pieces: tuple[float, int]) -> float:
     """The weight of the quadratic after so many steps at each rate, from 1."""
     x = torch.ones(1)
@@ -77,8 +75,6 @@ def test_the_better_rate_wins_and_is_gone_on_from(tmp_path: Path, monkeypatch: p
 
 
 # -- a round, in this process -------------------------------------------------------------------------------
-
-
 def plain() -> tuple[nn.Linear, torch.optim.Optimizer]:
     model = nn.Linear(1, 1, bias=False)
     return model, torch.optim.SGD(model.parameters(), lr=0.1)

@@ -61,8 +61,6 @@ def extremes(rows: int, columns: int, numbers: Callable[..., Tensor]) -> Tensor:
 
 
 # -- packing ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("n", [1, 63, 4096, 9001])
 def test_a_contribution_has_the_bits_of_torch(dtype: torch.dtype, n: int, numbers: Callable[..., Tensor]) -> None:
@@ -122,8 +120,6 @@ def test_an_outer_step_is_what_torch_says_to_a_rounding(
 
 
 # -- codecs -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("feedback", [True, False])
 @pytest.mark.parametrize("shape", [*GROUPS, *LONG])
 def test_one_bit_has_the_signs_of_torch_and_its_levels_to_rounding(
@@ -201,8 +197,6 @@ def test_the_largest_of_numbers_with_nan_are_places_all_the_same(numbers: Callab
 
 
 # -- all together -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def on_this_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Kernels serve this device, too; the sizes of the tensors that they were asked for."""

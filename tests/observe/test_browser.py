@@ -181,8 +181,6 @@ def test_nothing_of_a_log_runs(opened: Browser, write_run: Write, tmp_path: Path
 
 
 # -- a live page -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("token", ["", "of-the-page"])
 def test_a_live_page_follows_the_run(
     opened: Browser, write_run: Write, monkeypatch: pytest.MonkeyPatch, token: str

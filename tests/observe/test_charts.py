@@ -84,8 +84,6 @@ def test_what_a_browser_gets_is_json_of_bounded_length(write_run: Write) -> None
 
 
 # -- colours -----------------------------------------------------------------------------------------------------------
-
-
 def schemes() -> dict[str, dict[str, str]]:
     """The variables of the light and of the dark page."""
     from paceline_plugins.report.page import CSS

@@ -46,8 +46,6 @@ def of(directory: Path, status: Status = Status("at work"), **more: Any) -> Live
 
 
 # -- what it shows -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("change", [waiting, pushing])
 def test_of_a_finished_run_it_is_the_report(write_run: Write, tmp_path: Path, change: Any) -> None:
     directory = write_run("run", 4, change=change)
@@ -129,8 +127,6 @@ def test_damaged_lines_and_files_that_vanish_end_nothing(write_run: Write) -> No
 
 
 # -- who may ask -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("host", ["localhost", "localhost:9000", "127.0.0.1:8765", "[::1]:8765", "LOCALHOST"])
 def test_a_browser_of_this_machine_may(write_run: Write, host: str) -> None:
     page = of(write_run())
@@ -177,8 +173,6 @@ def test_a_page_may_not_be_framed_kept_or_guessed(write_run: Write) -> None:
 
 
 # -- over a real socket ------------------------------------------------------------------------------------------------
-
-
 def test_clients_that_read_nothing_keep_neither_the_page_nor_browsers_waiting(write_run: Write) -> None:
     page = of(write_run())
     with served(page) as port:

@@ -169,8 +169,6 @@ def test_directories_without_a_run_are_refused(tmp_path: Path) -> None:
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
-
-
 def test_the_wait_for_data_is_a_part_of_the_time(write_run: Write) -> None:
     run = read_run(write_run(size=4, change=waiting))
     part = summarize(run).shares

@@ -39,8 +39,6 @@ def what(ratio: float, schedule: Paced = AUTO, sizes: Any = SGD, chunks: int = 1
 
 
 # -- by hand -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("ratio", "expected"),
     [
@@ -114,8 +112,6 @@ def test_the_rule_can_be_asked_for_by_its_text() -> None:
 
 
 # -- a faster network --------------------------------------------------------------------------------------------------
-
-
 @given(st.floats(1e-3, 10), st.lists(st.floats(1e-6, 1e4), min_size=2, max_size=6), st.sampled_from([1, 3]))
 def test_a_faster_network_never_costs_quality(step_s: float, exchanges: list[float], dense: int) -> None:
     found = []
@@ -128,8 +124,6 @@ def test_a_faster_network_never_costs_quality(step_s: float, exchanges: list[flo
 
 
 # -- the rule ----------------------------------------------------------------------------------------------------------
-
-
 def test_with_and_without_a_probe() -> None:
     assert has_probe(rule_from_text("auto")) and not has_probe(rule_from_text("auto(probe=0)"))
     assert not has_probe(rule_from_text("bmuf")) and not has_probe(rule_from_text("asgd"))

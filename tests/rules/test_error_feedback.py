@@ -36,8 +36,6 @@ def gradient(step: int, worker: int, size: int, at: Array) -> Array:
 
 
 # -- 1-bit Adam --------------------------------------------------------------------------------------------------------
-
-
 def sign_of(v: Array) -> Array:
     """A vector is one column: its mean magnitude, with the signs; in float32 as on the wire."""
     scale = np.float32(np.abs(v.astype(np.float32)).astype(np.float64).sum() / v.size)
@@ -193,8 +191,6 @@ def test_one_bit_adam_with_a_scaler() -> None:
 
 
 # -- nothing is lost ---------------------------------------------------------------------------------------------------
-
-
 def weights_of(parameter: Tensor) -> Tensor:
     """Something to multiply numbers with before they are added, for quantisers keep plain sums by themselves."""
     return torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()), dtype=F64)

@@ -170,8 +170,6 @@ def assert_agree(outs: list[Outcome]) -> None:
 
 
 # -- 1: all hold the same bits -----------------------------------------------------------------------------------------
-
-
 def landings(case: Case, last: int) -> set[int]:
     """After which steps (from 1) an exchange has landed whole, so that all workers hold one global model."""
     if not case.block:
@@ -256,8 +254,6 @@ def test_law_1_an_untampered_sync_run_passes_its_checks(monkeypatch: pytest.Monk
 
 
 # -- 2: deterministic --------------------------------------------------------------------------------------------------
-
-
 @rows(SHORT + ALONE)
 def test_law_2_same_seed_same_bits(case: Case) -> None:
     one, other = (go(case, samples=50, dropout=0.3) for _ in range(2))
@@ -319,8 +315,6 @@ def test_law_3_with_one_worker(at: int, tmp_path: Path) -> None:
 
 
 # -- 5: bytes ----------------------------------------------------------------------------------------------------------
-
-
 def sent_by(
     case: Case, workers: int, shapes: list[tuple[int, ...]], steps: int, rank: int
 ) -> tuple[list[int], list[int], int]:
@@ -415,8 +409,6 @@ def test_law_5_buffers_count_too() -> None:
 
 
 # -- 6: converges ------------------------------------------------------------------------------------------------------
-
-
 def known_second_moment(case: Case) -> Case:
     """1-bit Adam needs a warm-up as long as v takes to be known: after 4 steps it is that of the start, where gradients
     are large, and the frozen optimizer creeps (as it does when v is frozen by hand)."""
@@ -477,8 +469,6 @@ def test_law_6_the_small_net(case: Case, workers: int) -> None:
 
 
 # -- 7: buffers --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rule", ["bmuf(period=2, gain='paper')", "averaging(period=2)", "diloco(period=2)"])
 def test_law_7_buffers_are_averaged_exported_and_not_extrapolated(rule: str) -> None:
     def program() -> list[Any]:
@@ -505,8 +495,6 @@ def test_law_7_buffers_are_averaged_exported_and_not_extrapolated(rule: str) -> 
 
 
 # -- 8: contributions that are not finite ------------------------------------------------------------------------------
-
-
 @rows(ROWS + ALONE)
 def test_law_8_a_worker_with_nan_is_left_out(case: Case, caplog: pytest.LogCaptureFixture) -> None:
     def factor(place: Place) -> float:
@@ -599,8 +587,6 @@ def test_law_8_after_the_error_the_global_model_is_untouched_and_training_can_go
 
 
 # -- 9: weighted by the minibatches really done ------------------------------------------------------------------------
-
-
 def uneven(rule: str, steps: list[int], **settings: Any) -> list[tuple[float, int]]:
     """Worker r makes steps[r] steps of +1 from 0, then closes; (final weight, blocks)."""
 
@@ -664,8 +650,6 @@ def test_law_9_sync_weights_by_samples() -> None:
 
 
 # -- 10: precision -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("dtype", "want"),
     [

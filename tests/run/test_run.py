@@ -47,8 +47,6 @@ def agree(states: list[dict[str, torch.Tensor]]) -> bool:
 
 
 # -- the end of a run --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rule", ["sync", "averaging(period=3)", "bmuf_adam(period=3)"])
 def test_an_unreferenced_run_works_and_is_closed_at_exit(rule: str) -> None:
     def program() -> nn.Module:
@@ -97,8 +95,6 @@ def test_after_close_the_optimizer_is_the_users_again() -> None:
 
 
 # -- the global model --------------------------------------------------------------------------------------------------
-
-
 def test_global_model_is_inside_and_own_model_outside() -> None:
     def program() -> bool:
         with attached(make_net(norm=True), "bmuf", period=2) as (run, model, optimizer):
@@ -153,8 +149,6 @@ def test_several_models_in_a_dictionary() -> None:
 
 
 # -- what people do ----------------------------------------------------------------------------------------------------
-
-
 def accumulate(rule: str, parts: int) -> list[dict[str, torch.Tensor]]:
     """The same samples in one batch of eight, or in `parts` micro-batches."""
 
@@ -418,8 +412,6 @@ def test_outer_state_on_the_host_changes_nothing() -> None:
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("rule", "copies"),
     [
@@ -448,8 +440,6 @@ def test_outer_state_is_small(rule: str, copies: int, dtype: torch.dtype) -> Non
 
 
 # -- what a run says ---------------------------------------------------------------------------------------------------
-
-
 def test_the_event_log(tmp_path: Path) -> None:
     def log(place: Place) -> None:
         place.run.log(loss=1.5 if place.step else float("nan"))

@@ -44,8 +44,6 @@ def on_both(body: Callable[[], None], error: type[Exception], said: str) -> None
 
 
 # -- at attach ---------------------------------------------------------------------------------------------------------
-
-
 def test_other_objects_as_optimizers_are_refused() -> None:
     model = nn.Linear(3, 1)
     refused("must be a torch.optim.Optimizer or a list of them, got dict", model, {})
@@ -145,8 +143,6 @@ def test_included_objects_need_a_state() -> None:
 
 
 # -- across workers ----------------------------------------------------------------------------------------------------
-
-
 def with_buffer(rows: int) -> nn.Module:
     """Buffers travel too, so their shapes have to agree as well."""
     model = nn.Linear(3, 1)
@@ -236,8 +232,6 @@ def test_an_optimizer_that_swaps_weights_alone_and_in_synchronous_steps() -> Non
 
 
 # -- later -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rule", ["sync", "bmuf(period=1)"])
 @pytest.mark.parametrize(
     ("frozen", "said"),

@@ -52,8 +52,6 @@ def periods(place: Place) -> None:
 
 
 # -- which rule it is --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("other", "optimizer"),
     [("bmuf", sgd), ("bmuf", momentum_sgd), ("bmuf_adam", adam)],
@@ -74,8 +72,6 @@ def test_what_becomes_of_each_optimizer() -> None:
 
 
 # -- which period it comes to ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("rule", "period"),
     [
@@ -136,8 +132,6 @@ def test_workers_that_run_out_of_data_come_to_it_as_well() -> None:
 
 
 # -- by hand -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_period_that_somebody_sets_stays() -> None:
     def hook(place: Place) -> None:
         if (place.rank, place.step) == (1, 9):
@@ -151,8 +145,6 @@ def test_a_period_that_somebody_sets_stays() -> None:
 
 
 # -- what is said and kept ---------------------------------------------------------------------------------------------
-
-
 def test_on_another_number_of_workers_it_goes_on_with_the_period(tmp_path: Path) -> None:
     """Three workers of four messages would choose 64."""
     go("auto(probe=0)", save_at=44, stop_at=44, save_to=tmp_path / "c")

@@ -58,8 +58,6 @@ def assert_same(outs: list[Outcome], want: list[Outcome], begin: int = 0) -> Non
 
 
 # -- what is chosen ----------------------------------------------------------------------------------------------------
-
-
 def test_a_fast_network_keeps_synchronous_steps() -> None:
     outs = go("auto(sync_rate=0, reproducible=True)", optimizer=adam)
     for out in outs:
@@ -150,8 +148,6 @@ def test_workers_that_run_out_of_data_choose_as_well() -> None:
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------
-
-
 def test_the_log_and_the_report_say_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "paceline"):
         go("auto", SLOW, settings={"log": tmp_path / "log"})
@@ -190,8 +186,6 @@ def periods(place: Place) -> None:
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seconds", [FAST, SLOW, SLOWEST])
 @pytest.mark.parametrize("at", [3, PROBE, PROBE + 1, PROBE + 8])
 def test_stop_and_resume(seconds: float, at: int, tmp_path: Path) -> None:
@@ -229,8 +223,6 @@ def test_another_number_of_workers_takes_over_the_choice(
 
 
 # -- where gradients cannot be exchanged -------------------------------------------------------------------------------
-
-
 def closure_steps(run: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for _ in range(8):
 
@@ -331,8 +323,6 @@ def test_what_is_known_at_attach_begins_with_blocks(kind: str) -> None:
 
 
 # -- the wall clock ----------------------------------------------------------------------------------------------------
-
-
 def test_the_clock_on_the_wall() -> None:
     """The usual step and the least exchange; the first step does not count, nor does waiting."""
     spent = [0.0, 0.0, 0.0]

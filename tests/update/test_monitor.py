@@ -122,8 +122,6 @@ def test_who_was_lost_and_who_takes_over(watch: Monitor, events: Events, caplog:
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
-
-
 class Clock:
     """Stands still until somebody moves it."""
 

@@ -228,8 +228,6 @@ def test_a_ring_through_a_relay_sums_as_any_ring(relay: RelayServer, job: Job) -
 
 
 # ---- who has no business there ---------------------------------------------------------------------------------------
-
-
 def knock(relay: RelayServer, data: bytes) -> bytes:
     """Send something, and what comes back until the relay closes the connection."""
     with socket.create_connection((HERE, relay.port), timeout=SOON) as sock:

@@ -126,8 +126,6 @@ def test_what_is_no_file_of_the_program_goes_where_it_is_said(work: Path, tmp_pa
 
 
 # -- everything by which a program makes files -------------------------------------------------------
-
-
 def _by_export(path: Path) -> None:
     torch.export.save(torch.export.export(torch.nn.Linear(2, 1), (torch.zeros(1, 2),)), path)
 
@@ -324,8 +322,6 @@ def test_directories_are_listed_in_order_on_rank_0(tmp_path: Path) -> None:
 
 
 # -- files that were there when the job began ---------------------------------------------------------
-
-
 def _by_append(path: Path) -> None:
     with open(path, "a") as file:
         file.write("more")

@@ -42,8 +42,6 @@ def constant(theta: Tensor, worker: int, step: int) -> Tensor:
 
 
 # -- what a push weighs near the end -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("workers", [2, 3, 4, 5])
 @pytest.mark.parametrize("rule", ["ssp(staleness=1)", "ssp(staleness=3)", "ssp(staleness=None)", "ssp(period=2)"])
 def test_a_clock_moves_as_far_as_one_step_up_to_the_last(rule: str, workers: int) -> None:
@@ -90,8 +88,6 @@ def test_who_makes_a_clock() -> None:
 
 
 # -- elastic averaging -------------------------------------------------------------------------------------------------
-
-
 def pull(theta: Tensor, worker: int, step: int) -> Tensor:
     """Of a quadratic around another place on each worker, so that it matters where the gradient is taken."""
     return theta - torch.tensor([1.0, -2.0, 3.0], dtype=F64) * (worker + 1)

@@ -61,8 +61,6 @@ def as_bits(x: Tensor) -> list[int]:
 
 
 # -- what all have in common ----------------------------------------------------------------------
-
-
 def test_what_takes_pushes_and_what_does_not() -> None:
     assert all(isinstance(outer, Arrival) for outer in EVERY)
     for outer in (Average(), BlockMomentum(), Nesterov(), FrozenAdam()):
@@ -92,8 +90,6 @@ def test_a_piece_may_be_mended_by_itself(outer: Arrival) -> None:
 
 
 # -- factors on the rate --------------------------------------------------------------------------
-
-
 def test_factors_by_hand() -> None:
     p = push(delay=6, update=10, workers=4, lr=0.5)
     assert Sum().rate(p) == 1
@@ -106,8 +102,6 @@ def test_factors_by_hand() -> None:
 
 
 # -- delay compensation ---------------------------------------------------------------------------
-
-
 def test_on_a_quadratic_the_undelayed_gradient_comes_back() -> None:
     """f = h w^2 / 2 with lam g^2 = h: the linear correction is the truth. All numbers have few bits: no tolerance."""
     h, w_then, w_now = 2.0, 1.0, 0.25
@@ -204,8 +198,6 @@ def test_the_limit_keeps_the_sign() -> None:
 
 
 # -- AdaDelay -------------------------------------------------------------------------------------
-
-
 def test_adadelay_against_a_loop() -> None:
     rng, lr, n = np.random.default_rng(1), 0.3, 10
     gradients, delays = rng.normal(size=(30, n)), rng.integers(0, 9, size=30)
@@ -225,8 +217,6 @@ def test_adadelay_against_a_loop() -> None:
 
 
 # -- momentum -------------------------------------------------------------------------------------
-
-
 def test_tuned_momentum_by_hand() -> None:
     outer, p = TunedMomentum(), push(workers=4, momentum=0.5)
     assert outer.momentum(0.5, p) == -0.25
@@ -277,8 +267,6 @@ def test_only_sgd_has_a_momentum_to_tune() -> None:
 
 
 # -- elastic averaging ----------------------------------------------------------------------------
-
-
 def test_the_pull_by_hand() -> None:
     outer, x, center = Elastic(0.5), torch.tensor([4.0, -2.0]), torch.tensor([0.0, 2.0])
     assert outer.elastic_pull(x, center, workers=2).tolist() == [1.0, -1.0]

@@ -54,8 +54,6 @@ def climb(
 
 
 # -- by hand -----------------------------------------------------------------------------------------------------------
-
-
 def test_three_blocks_by_hand_when_the_progress_is_kept() -> None:
     found = climb("averaging(period=2, overlap=1)", [1.0, 3.0], [7, 7])
     # sent after 2, 4, 6: deltas 2 and 6, mean 4; landed after 3, 5, 7: start 4, 8, 12 and one step of progress
@@ -161,8 +159,6 @@ def test_adams_moments_under_overlap(kind: str, overlap: int) -> None:
 
 
 # -- fragments ---------------------------------------------------------------------------------------------------------
-
-
 def test_which_fragment_is_exchanged_when() -> None:
     """Fragment f of 4 after (f + 1) 8/4 steps of each block; its numbers, and no others, become the mean."""
     found = climb("averaging(period=8, fragments=4)", [1.0, 3.0], [16, 16], count=4)
@@ -226,8 +222,6 @@ def test_more_fragments_than_parameters_is_refused() -> None:
 
 
 # -- inf and nan under overlap -----------------------------------------------------------------------------------------
-
-
 def test_a_worker_that_is_not_finite_is_left_out_and_goes_on_from_the_start() -> None:
     def poison(step: int, model: Scalars, run: Any) -> None:
         if step == 4 and run.world.rank == 1:
@@ -288,8 +282,6 @@ def test_a_nan_that_passes_is_left_out_once(rule: str, caplog: pytest.LogCapture
 
 
 # -- uneven data -------------------------------------------------------------------------------------------------------
-
-
 def merged(speeds: list[float], steps: list[int], period: int, fragments: int, fragment: int) -> float:
     """Law 9 by hand: every exchange adds the mean of c n, weighted by the minibatches n that it stands for."""
 
@@ -360,8 +352,6 @@ def test_law_3_at_every_offset_of_a_period(rule: str, optimizer: Any, tmp_path: 
 
 
 # -- one worker, buffers -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "rule",
     [

@@ -110,8 +110,6 @@ to_none = pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"
 
 
 # -- what is in .grad --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rule", ["sync", "sync(reproducible=True)", "averaging(period=2, warmup=9)"])
 def test_the_mean_is_there_when_backward_returns(rule: str) -> None:
     def program() -> list[list[Tensor]]:
@@ -313,8 +311,6 @@ def test_no_sync_of_one_worker_alone() -> None:
 
 
 # -- parameters that have no gradient ----------------------------------------------------------------------------------
-
-
 class Branches(nn.Module):
     """A trunk and three branches, of which a call uses one."""
 
@@ -360,8 +356,6 @@ def test_a_gradient_that_comes_only_in_a_later_pass(to_none: bool) -> None:
 
 
 # -- backward that fails -----------------------------------------------------------------------------------------------
-
-
 class Fragile(torch.autograd.Function):
     """The identity, whose backward fails when it is told to."""
 
@@ -415,8 +409,6 @@ def test_a_pass_that_fails_and_is_given_up(who: tuple[int, ...], last: bool) -> 
 
 
 # -- gradients that backward did not make ------------------------------------------------------------------------------
-
-
 @uneven
 @pytest.mark.parametrize("how", ["by_hand", "autograd_grad", "half_by_hand"])
 def test_gradients_assigned(how: str, steps: tuple[int, ...]) -> None:
@@ -472,8 +464,6 @@ def test_a_hook_of_the_users(accumulated: bool, late: bool) -> None:
 
 
 # -- what autograd can do ----------------------------------------------------------------------------------------------
-
-
 @to_none
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("shared", [True, False])
@@ -648,8 +638,6 @@ def test_a_sparse_gradient_is_refused_by_name() -> None:
 
 
 # -- inf and nan -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("place", ["first", "last", "middle"])
 def test_nan_in_one_chunk_of_one_worker(place: str, caplog: pytest.LogCaptureFixture) -> None:
     """All workers use the mean of their peers, also in chunks that had been sent before the overflow was known."""
@@ -726,8 +714,6 @@ def test_a_scaler_skips_on_all_alike(rule: str, passes: int) -> None:
 
 
 # -- several models and codecs -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "rule", ["one_bit(warmup=1)", "sync(codec='int8')", "power(rank=2, warmup=1)", "top_k(ratio=0.2)"]
 )

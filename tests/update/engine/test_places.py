@@ -314,8 +314,6 @@ def test_a_resume_after_skipped_minibatches_has_the_same_bits(rule: str, tmp_pat
 
 
 # -- parts of different lengths ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rule", BY_ONE)
 def test_parts_of_different_lengths(rule: str) -> None:
     outs = simulate(Program(rule, samples=41, batch=1), 3)
@@ -328,8 +326,6 @@ def test_a_worker_without_a_batch() -> None:
 
 
 # -- passes that the program leaves ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rule", BY_ONE)
 def test_all_leave_the_pass_at_the_same_batch(rule: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "paceline"):
@@ -416,8 +412,6 @@ def test_passes_that_not_all_workers_begin_are_named() -> None:
 
 
 # -- between two passes ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rule", ["sync", "bmuf(period=5)"])
 def test_evaluation_between_passes(rule: str) -> None:
     held = TensorDataset(*make_data(16, seed=9).tensors)
@@ -484,8 +478,6 @@ def test_a_checkpoint_that_falls_due_while_one_worker_waits_at_the_end_of_its_pa
 
 
 # -- layers that change weights in the forward pass --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rule", ["sync", "bmuf(period=4, warmup=2)"])
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_an_embedding_with_a_largest_norm_is_refused_where_weights_are_the_same(rule: str, kind: Any) -> None:
@@ -498,8 +490,6 @@ def test_an_embedding_with_a_largest_norm_is_refused_where_weights_are_the_same(
 
 
 # -- batches that another thread reads ---------------------------------------------------------------------------------
-
-
 class ReadAhead:
     """Reads a loader in a thread, as prefetchers do."""
 

@@ -21,9 +21,8 @@ from paceline.update.exchange.exchanger import NO_PAYLOAD, ExchangeHeader, Excha
 from paceline.update.exchange.outliers import FAR, LEAST, Guard, Norms, farthest, make_guard, outliers
 from tests.helpers import attached, simulate
 
+
 # -- the judgement -----------------------------------------------------------------------------------------------------
-
-
 def filled(guard: Guard, *rows: dict[int, float]) -> Norms:
     norms = Norms(guard)
     for row in rows:
@@ -261,8 +260,6 @@ def test_a_rule_without_a_common_exchange_refuses_it() -> None:
 
 
 # -- before there is a history -----------------------------------------------------------------------------------------
-
-
 def test_before_there_is_a_history_a_norm_is_compared_with_the_parameters() -> None:
     assert farthest([torch.full((3,), 2.0), torch.full((4,), 1.0)], FAR) == pytest.approx(FAR * 4.0)
     assert farthest([torch.zeros(4, 25)], FAR) == pytest.approx(FAR * LEAST * 10.0)  # all begin at 0

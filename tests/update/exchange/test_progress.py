@@ -155,8 +155,6 @@ def test_what_fails_between_two_steps_is_raised_when_the_exchange_is_finished() 
 
 
 # -- a whole exchange -------------------------------------------------------------------------------------------------
-
-
 class Communicator(SoloTransport):
     """Sums over itself; tells when an operation has completed."""
 

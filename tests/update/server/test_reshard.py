@@ -52,8 +52,6 @@ def test_who_has_taken_over_can_be_stopped_again(rule: str, tmp_path: Path) -> N
 
 
 # -- shards ------------------------------------------------------------------------------------------------------------
-
-
 class Big(nn.Module):
     """Two spans (of two groups) of several shards, one of them with a parameter without dimensions, and buffers
     that are averaged as running statistics are."""
@@ -173,8 +171,6 @@ def test_everybody_has_pulled_what_the_owners_have(tmp_path: Path) -> None:
 
 
 # -- against the same by hand ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("new", [1, 3, 7])
 @pytest.mark.parametrize("optimizer", [momentum_sgd, adam])
 def test_one_worker_that_pushes_is_the_plain_optimizer_with_the_saved_state(

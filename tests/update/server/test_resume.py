@@ -80,8 +80,6 @@ def test_the_clock_is_saved_when_all_have_come_to_rest(seed: int, tmp_path: Path
 
 
 # -- what a save waits for ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rule", ["asgd()", "asgd(overlap=0)", "asgd(period=2)", "ssp(staleness=3)"])
 def test_a_save_waits_for_all_that_is_under_way(rule: str, tmp_path: Path) -> None:
     """Pushes that take 5 minibatches are in it, and what was gathered meanwhile; all see the same global model."""

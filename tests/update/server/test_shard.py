@@ -98,8 +98,6 @@ def serial(kind: type[Optimizer], settings: GroupSettings, gradients: list[Tenso
 
 
 # -- one worker, no delay ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "largest", "workers"), dealt([(name,) for name in OPTIMIZERS], [(64, 1), (192, 3), (1024, 1)])
 )
@@ -150,8 +148,6 @@ def test_the_optimizers_step_leaves_rate_and_momentum_as_they_were() -> None:
 
 
 # -- versions and delays -----------------------------------------------------------------------------------------------
-
-
 def test_what_an_optimizer_of_the_user_puts_around_its_step_stays() -> None:
     def twice(step: Callable[[Any], None]) -> Callable[[Any], None]:
         @functools.wraps(step)
@@ -226,8 +222,6 @@ def test_the_settings_of_a_push_are_those_of_its_sender_at_that_time() -> None:
 
 
 # -- delay compensation ------------------------------------------------------------------------------------------------
-
-
 def compensated(**choices: Any) -> ParameterShard:
     """One number at 1.0; plain SGD with lr 1; lam0 = 0.5."""
     outer = DelayCompensated(**{"strength": 0.5} | choices)
@@ -292,8 +286,6 @@ def test_with_an_answer_under_way_the_backup_is_the_one_of_the_version_that_was_
 
 
 # -- displacements, centers, buffers -----------------------------------------------------------------------------------
-
-
 def test_the_center_is_pulled_by_a_share_that_stays_when_workers_leave() -> None:
     shard = piece_of(torch.zeros(1), lambda a: ElasticPull(Elastic(1.0), 4), workers=4)
     push(shard, torch.tensor([8.0]))
@@ -315,8 +307,6 @@ def test_buffers_move_towards_each_worker_and_counters_take_the_largest() -> Non
 
 
 # -- neighbours and checkpoints ----------------------------------------------------------------------------------------
-
-
 def wire(about: dict[str, Any]) -> dict[str, Any]:
     """What is left of it behind a network."""
     found: dict[str, Any] = json.loads(json.dumps(about))

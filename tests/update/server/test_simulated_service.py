@@ -44,8 +44,6 @@ def steps(rule: str, counts: list[int], after: Callable[[Any, Numbers], None] | 
 
 
 # -- by hand -----------------------------------------------------------------------------------------------------------
-
-
 def test_delays_by_hand_where_workers_wait_for_the_answer(delays: dict[int, list[int]]) -> None:
     """Workers 0 and 1 push at 1, 2, 3, ..., in this order, and worker 2 at 3.5 and 7, there after the others."""
     found = simulate(partial(steps, "asgd(overlap=0)", [8, 8, 2]), 3, Clock([1.0, 1.0, 3.5]))
@@ -134,8 +132,6 @@ def test_bounded_staleness_by_hand(delays: dict[int, list[int]]) -> None:
 
 
 # -- the seed ----------------------------------------------------------------------------------------------------------
-
-
 def test_exponential_computing_times_give_geometric_delays() -> None:
     """N workers, each as likely to push next as any other: P(delay = k) = q (1 - q)^k, q = 1/N."""
     workers, pushes = 5, 12_000
@@ -169,8 +165,6 @@ def test_exponential_computing_times_give_geometric_delays() -> None:
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rule", ["asgd()", "asgd(piece=64)", "asgd(period=3)", "ssp(staleness=3)", "easgd(period=3)"])
 def test_counted_bytes(rule: str) -> None:
     """Each push and its answer as in the formulas. Besides: the start, and at the end a word to every other owner and a
@@ -201,8 +195,6 @@ def test_counted_bytes(rule: str) -> None:
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
-
-
 def test_workers_that_wait_for_each_other_for_ever_are_told() -> None:
     """Worker 0 waits for a message, worker 1 may not go on without it: seen at once."""
 

@@ -94,8 +94,6 @@ class Faulty(Launch):
 
 
 # -- without faults -----------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def varied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """One launch for all that needs four workers and no fault: its directory, and what each worker said.
@@ -236,8 +234,6 @@ def test_between_hosts_that_have_addresses_of_their_own(tmp_path: Path) -> None:
 
 
 # -- killed -------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow  # test_workers_are_killed_until_a_replica_is_gone kills more
 @pytest.mark.parametrize(
     ("rule", "kind", "victim"), [("asgd", "adam", 0), pytest.param("easgd(period=4)", "sgd", 2, marks=pytest.mark.slow)]
@@ -299,8 +295,6 @@ def test_who_is_lost_at_the_very_end_leaves_one_model(tmp_path: Path) -> None:
 
 
 # -- stopped ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("workers", "rule", "victim"), [pytest.param(3, "asgd", 1, marks=pytest.mark.slow), (2, "ssp(staleness=2)", 1)]
 )
@@ -337,8 +331,6 @@ def test_a_worker_whose_program_stands_still_is_given_up(tmp_path: Path) -> None
 
 
 # -- leaving ------------------------------------------------------------------------------------
-
-
 def test_who_leaves_first_holds_up_nobody(tmp_path: Path) -> None:
     """Neither who has less data, and serves what it owns to the end, nor who fails; under a bound too."""
     with Faulty(tmp_path, 3, "ssp(staleness=1)") as launch:

@@ -38,8 +38,6 @@ def slow_sgd(params: Any) -> torch.optim.Optimizer:
 
 
 # -- identities --------------------------------------------------------------------------------------------------------
-
-
 def test_ssp_without_staleness_has_the_bits_of_sync() -> None:
     """With clipping and momentum."""
 
@@ -100,8 +98,6 @@ def test_workers_that_take_turns_are_one_program(rule: str, optimizer: Optimizer
 
 
 # -- all end alike, and have learned -----------------------------------------------------------------------------------
-
-
 @rules()
 def test_all_workers_end_with_the_same_bits(rule: str) -> None:
     """That is what is exported; and the parameters of the workers were apart on the way."""
@@ -143,8 +139,6 @@ def test_the_quadratic(rule: str) -> None:
 
 
 # -- the global model --------------------------------------------------------------------------------------------------
-
-
 def test_the_global_model_is_what_was_pulled_last() -> None:
     def program() -> list[tuple[float, float, float, float]]:
         with attached(Numbers(), "asgd(overlap=0)", lr=1.0) as (run, model, optimizer):
@@ -200,8 +194,6 @@ def test_between_blocks_the_global_model_is_not_the_workers() -> None:
 
 
 # -- several optimizers and groups -------------------------------------------------------------------------------------
-
-
 class Pair(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -274,8 +266,6 @@ def test_groups_with_rates_and_schedules_of_their_own(rule: str) -> None:
 
 
 # -- parameters --------------------------------------------------------------------------------------------------------
-
-
 @rules(["asgd()", "asgd(period=2)", "easgd(period=2)"])
 def test_frozen_parameters_stay(rule: str) -> None:
     def program() -> Any:
@@ -427,8 +417,6 @@ def test_parameters_of_two_dtypes_in_one_group() -> None:
 
 
 # -- buffers -----------------------------------------------------------------------------------------------------------
-
-
 @rules(["asgd()", "asgd(period=2)", "ssp(staleness=1)", "easgd(period=2)"])
 def test_running_means_stay_between_those_of_the_workers(rule: str) -> None:
     """Workers see data of different spread; the global running variance lies between theirs, whatever the rate."""
@@ -482,8 +470,6 @@ def test_a_batch_of_nan_does_not_stay_in_the_running_mean(rule: str) -> None:
 
 
 # -- workers with less to do, or with inf and nan ----------------------------------------------------------------------
-
-
 @rules(["asgd()", "asgd(period=4)", "ssp(staleness=1)", "ssp(staleness=1, period=2)", "easgd(period=3)", "dc_asgd()"])
 @pytest.mark.parametrize("steps", [[3, 20, 20], [20, 0, 7]])
 def test_workers_that_finish_early(rule: str, steps: list[int]) -> None:
@@ -539,8 +525,6 @@ def test_a_worker_with_nan_does_not_hold_up_the_others(rule: str, tmp_path: Path
 
 
 # -- mixed precision and what is refused -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("known", [False, True])
 @rules(["asgd(overlap=0)", "asgd(period=2)", "ssp(staleness=1)"])
@@ -650,8 +634,6 @@ def test_a_sparse_gradient_is_refused() -> None:
 
 
 # -- messages, no_sync, the log ----------------------------------------------------------------------------------------
-
-
 @rules(["asgd()", "ssp(staleness=1)", "easgd(period=2)"])
 def test_messages_between_workers_at_different_places(rule: str) -> None:
     def program() -> Any:
