@@ -94,6 +94,12 @@ class Cluster:
         """Wait until so many exchanges count."""
         self.until(lambda: self.control.status()["exchange"] >= count, f"there are no {count} exchanges")
 
+    def joined(self, more: int, total: int) -> None:
+        """Start so many more, wait until all have come, and let them train on."""
+        self.start(more)
+        self.until(lambda: len(self.saw("joined")) == total, "nobody joins")
+        (self.books / "go").touch()
+
     def saw(self, kind: str) -> list[dict[str, Any]]:
         """The events of a kind."""
         return [about for one, about in self.events if one == kind]

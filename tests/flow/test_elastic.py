@@ -45,9 +45,7 @@ def test_a_joining_worker_gets_frozen_tensors_that_it_does_not_hold_once(apart: 
     with Cluster(tmp_path, terms(2), hold=20, frozen=frozen, apart=apart) as cluster:
         cluster.start(2)
         cluster.exchanged(4)
-        cluster.start(1)
-        cluster.until(lambda: len(cluster.saw("joined")) == 3, "nobody joins")
-        (cluster.books / "go").touch()
+        cluster.joined(1, 3)
         check(cluster, epochs=2)
     lines = [line for log in (tmp_path / "log").glob("rank-*.jsonl") for line in log.read_text().splitlines()]
     (gave,) = [event["bytes"] for event in map(json.loads, lines) if event["kind"] == "gave"]
@@ -62,9 +60,7 @@ def test_survivors_and_joining_workers(tmp_path: Path, rule: str) -> None:
     with Cluster(tmp_path, terms(3), rule=rule, kills=kills, hold=40, samples=800) as cluster:
         cluster.start(3)
         cluster.until(lambda: len(cluster.saw("lost")) == 2, "nobody is lost")
-        cluster.start(2)
-        cluster.until(lambda: len(cluster.saw("joined")) == 5, "nobody joins")
-        (cluster.books / "go").touch()
+        cluster.joined(2, 5)
         living = check(cluster, epochs=2, gone=2)
         assert len(living) == 3 and all(one["steps"] for one in living)
         assert cluster.control.status()["generation"] >= 5
@@ -96,15 +92,12 @@ def test_joining_workers_begin_with_the_tuned_settings(tmp_path: Path) -> None:
     with Cluster(tmp_path, terms(2), tune=tune, hold=20, samples=800) as cluster:
         cluster.start(2)
         cluster.exchanged(3)
-        cluster.start(1)
-        cluster.until(lambda: len(cluster.saw("joined")) == 3, "nobody joins")
-        (cluster.books / "go").touch()
+        cluster.joined(1, 3)
         living = check(cluster, epochs=2)
         assert len(living) == 3
         run = read_run(tmp_path / "log")
-        assert (
-            sum(one.minibatches for one in run.workers) == 2 * cluster.samples // 4
-        )  # batches of four, and none is counted twice
+        # batches of four, and none is counted twice
+        assert sum(one.minibatches for one in run.workers) == 2 * cluster.samples // 4
         assert run.workers[2].inherited > 0 < run.workers[2].began_s
         assert living[0]["tuned"] and all(one["tuned"] == living[0]["tuned"] for one in living)
 
@@ -123,9 +116,7 @@ def test_changes_reach_all_workers_and_joining_ones(tmp_path: Path) -> None:
     with Cluster(tmp_path, terms(2), tunes=asked, kills={"1": [30, "before"]}, hold=60, samples=800) as cluster:
         cluster.start(2)
         cluster.until(lambda: cluster.saw("lost"), "nobody is lost")
-        cluster.start(1)
-        cluster.until(lambda: len(cluster.saw("joined")) == 3, "nobody joins")
-        (cluster.books / "go").touch()
+        cluster.joined(1, 3)
         assert [one["period"] for one in check(cluster, epochs=2, gone=1)] == [6, 6]
 
 

@@ -58,9 +58,7 @@ def test_a_signal_while_a_worker_joins_ends_it_at_once(tmp_path: Path) -> None:
     with Cluster(tmp_path, terms(1), hold=10, terms_joining=True) as cluster:
         cluster.start(1)
         cluster.exchanged(1)
-        cluster.start(1)
-        cluster.until(lambda: len(cluster.saw("joined")) == 2, "nobody joins")
-        (cluster.books / "go").touch()
+        cluster.joined(1, 2)
         assert codes(cluster) == [0, LEFT], cluster.said()
         assert trained(cluster) == in_model(cluster) == {2: 400}
 

@@ -242,15 +242,13 @@ def test_an_optimizer_that_swaps_weights_alone_and_in_synchronous_steps() -> Non
 )
 def test_parameters_added_or_frozen_after_attach(rule: str, frozen: bool, said: str) -> None:
     def body() -> None:
-        model = nn.Linear(3, 1)
-        optimizer = sgd(model.parameters())
-        paceline.attach(model, optimizer, rule)
-        if frozen:
-            model.bias.requires_grad_(False)
-        else:
-            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
-        backward(model)
-        optimizer.step()
+        with attached(nn.Linear(3, 1), rule) as (_, model, optimizer):
+            if frozen:
+                model.bias.requires_grad_(False)
+            else:
+                optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+            backward(model)
+            optimizer.step()
 
     on_both(body, UnsupportedError, said)
 
@@ -280,15 +278,8 @@ def test_sparse_gradients_are_fine_in_blocks() -> None:
 
 def test_a_closure_under_sync() -> None:
     def body() -> None:
-        model = nn.Linear(3, 1)
-        optimizer = sgd(model.parameters())
-        paceline.attach(model, optimizer, "sync")
-
-        def closure() -> float:
-            backward(model)
-            return 0.0
-
-        optimizer.step(closure)
+        with attached(nn.Linear(3, 1), "sync") as (_, model, optimizer):
+            optimizer.step(lambda: backward(model))
 
     on_both(body, UnsupportedError, rf"SGD\.step\(closure\) computes gradients inside the step.*{RANK}")
 
