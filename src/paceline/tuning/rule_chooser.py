@@ -255,8 +255,12 @@ class RuleChooser:
         times = Measured(median(row[1] for row in measured), self._least_s or max(row[0] for row in measured))
         times = replace(times, minibatches=choices.least_known(row[2] for row in measured))
         chosen = choices.choose(times, self.asked.paced, self._model.sizes, self._model.chunks)
-        turns = chosen.lockstep and all(row and row[5] for row in rows)
-        self._take(replace(chosen, turns=turns), at)
+        chosen = replace(chosen, turns=chosen.lockstep and all(row and row[5] for row in rows))
+        self._take(chosen, at)
+        if self.scaling is not None and times.minibatches:
+            faster = self.scaling.speed_up(times.minibatches) / (1 + times.exact)
+            passes = f"a first pass of {times.minibatches} minibatches is {faster:.3g} times as fast as alone"
+            self._take(replace(chosen, why=f"{chosen.why}, and {passes}"), at)
 
     def time_more(self, transport: Transport, rows: Sequence[Any]) -> None:
         """Time further exchanges, together with all workers; `rows`: `measurements` of each."""

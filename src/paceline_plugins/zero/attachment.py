@@ -265,7 +265,7 @@ class Zero:
             self._losses.stepped(self._view.run)
             if self._worker.size > 1:
                 self._view.stepped()
-                self._averages.stepped()
+                self._averages.stepped(self._view)
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -59,6 +59,14 @@ def is_copy(module: nn.Module, roots: list[nn.Module]) -> bool:
     return module not in roots and any(_kind(root) == _kind(module) for root in roots)
 
 
+def copies(roots: list[nn.Module]) -> list[tuple[nn.Module, nn.Module]]:
+    """Each root with a living module of its shape that has parameters of its own."""
+    kinds, living = {type(root) for root in roots}, gc.get_objects()
+    same = [one for one in living if type(one) in kinds and "_parameters" in vars(one) and is_copy(one, roots)]
+    pairs = [(root, one) for one in same for root in roots if _kind(root) == _kind(one)]
+    return [(root, one) for root, one in pairs if not {*root.parameters()} & {*one.parameters()}]
+
+
 def _kind(module: nn.Module) -> tuple[object, ...]:
     return type(module), *(parameter.shape for parameter in module.parameters())
 

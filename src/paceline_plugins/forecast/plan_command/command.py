@@ -82,7 +82,7 @@ def plan(
 
     with refusing():
         from paceline.rules.recipes import RECIPES, make_rule
-        from paceline_plugins.forecast.planner import forecasts, network_from_text, recommend
+        from paceline_plugins.forecast.planner import forecasts, network_from_text, of_auto, recommend
         from paceline_plugins.forecast.planner.observed import step_s
 
         run = None if log is None else read_run(log)
@@ -98,14 +98,18 @@ def plan(
         work = workload(script, own, step_time, size, err())
         rows = forecasts(rules, work, net, counts)
         focus = at or (16 if 16 in counts else counts[-1])
-        advice = recommend(work, net, focus)
+        advice, auto = recommend(work, net, focus), of_auto(work, net, focus)
         quality = None if run is None else quality_forecast(run, counts, partial(of_time, work, net))
         if any(one.schedule.grow is not None for one in rules):
             err().print(GROWING)
         pays = sentence(advice.forecast, quality)
         if as_json:
-            _print_json(rows, advice, work, net, focus, quality, pays)
+            more: dict[str, object] = {"auto": auto, "sentence": pays}
+            _print_json(
+                rows, advice, work, net, focus, more | ({} if quality is None else {"quality": quality.as_json()})
+            )
         else:
+            out().print(Text(auto, style="bold"))
             _print(rows, advice, work, net, focus)
             if quality is not None:
                 _print_quality(quality)
@@ -140,7 +144,7 @@ def _print(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int)
     from paceline_plugins.forecast.planner.table import details, efficiencies
 
     console = out()
-    console.print(Text(f"for {focus} workers: {advice.rule}", style="bold"))
+    console.print(Text(f"by choice: {advice.rule}", style="bold"))
     console.print(Text(advice.why))
     console.print()
     console.print(
@@ -164,9 +168,7 @@ def _print_quality(quality: QualityForecast) -> None:
     console.print(quality.table())
 
 
-def _print_json(
-    rows: Rows, advice: Advice, work: Workload, net: Network, focus: int, quality: QualityForecast | None, pays: str
-) -> None:
+def _print_json(rows: Rows, advice: Advice, work: Workload, net: Network, focus: int, more: dict[str, object]) -> None:
     from paceline_plugins.forecast.planner.table import as_json
 
     setting = {
@@ -178,7 +180,6 @@ def _print_json(
         "epoch": work.epoch,
         "workers": focus,
     }
-    more: dict[str, object] = {"sentence": pays} | ({} if quality is None else {"quality": quality.as_json()})
     print(json.dumps(as_json(rows, advice, setting) | more), flush=True)
 
 

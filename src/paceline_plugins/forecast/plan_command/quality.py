@@ -121,7 +121,8 @@ def quality_forecast(
 SMALL = 1.05
 """A speed-up below this is none."""
 HOW = (
-    "what the model learns is not known: run `paceline run --workers 2 --log trial PROGRAM`, and give --log trial here"
+    "what the model learns is not known: run `paceline run --workers 2 --rule bmuf --log trial PROGRAM` (bmuf_adam for "
+    "Adam), and give --log trial here"
 )
 
 

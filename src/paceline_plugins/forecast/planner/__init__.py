@@ -18,7 +18,7 @@
 
 from __future__ import annotations
 
-from paceline_plugins.forecast.planner.advice import Advice, recommend
+from paceline_plugins.forecast.planner.advice import Advice, of_auto, recommend
 from paceline_plugins.forecast.planner.forecast import Forecast, forecast, forecasts
 from paceline_plugins.forecast.planner.network import PRESETS, Network, NetworkLink, network_from_text
 from paceline_plugins.forecast.planner.stragglers import LogNormal
@@ -35,5 +35,6 @@ __all__ = [
     "forecast",
     "forecasts",
     "network_from_text",
+    "of_auto",
     "recommend",
 ]

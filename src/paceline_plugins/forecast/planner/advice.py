@@ -21,12 +21,16 @@ Source: ours.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.rules.recipes import rule_from_text
+from paceline.rules.choice import in_short
+from paceline.rules.schedule import Probe
 from paceline.rules.schedule.paced import least_period
-from paceline_plugins.forecast.planner.forecast import Forecast, forecast
+from paceline.tuning.sync_scaling import SyncScaling
+from paceline_plugins.forecast.planner.forecast import Forecast, chosen, forecast
 from paceline_plugins.forecast.planner.network import Network
 from paceline_plugins.forecast.planner.workload import Workload
 
@@ -97,6 +101,18 @@ def recommend(workload: Workload, network: Network, workers: int) -> Advice:
         f"{_percent(share)} of the time, so synchronous training is fast enough."
     )
     return _asynchronous(query, Advice(synchronous.rule, 1, why, synchronous))
+
+
+def of_auto(workload: Workload, network: Network, workers: int) -> str:
+    """What `auto`, which needs no choice, does with so many workers, and how fast they are, in one sentence."""
+    rule = chosen(rule_from_text("auto"), workload, network, workers)
+    speed = forecast(rule, workload, network, workers).speed_up
+    line = f"for {workers} workers: auto is {in_short(rule, str(rule.name))}, {speed:.3g} times as fast as one worker"
+    if rule.schedule.exchanges_blocks or workers == 1:
+        return f"{line}."
+    scaling = SyncScaling(workers, began=Probe().steps)
+    first = scaling.speed_up(math.ceil(workload.epoch / workers)) * speed / workers
+    return f"{line}, and {first:.3g} times in the first pass, in which few train together at first."
 
 
 def _blocks(query: _Query, synchronous_share: float) -> Advice:

@@ -11,6 +11,7 @@ included. Efficiencies of rules compare speeds; what a model learns from a minib
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,11 +23,13 @@ import numpy as np
 
 from paceline.communication.virtual.clock import Clock
 from paceline.errors import RuleError
-from paceline.rules.choice import Measured, hidden
-from paceline.rules.codec import Dense, Layout
+from paceline.rules.choice import LADDER, Measured, choose, chosen_rule, hidden, worth_it
+from paceline.rules.codec import Dense, Layout, codec_from_text
+from paceline.rules.recipes import rule_from_text
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Bounded, EveryBlock
 from paceline.rules.traffic import bytes_per_block, overhead_bytes
+from paceline.tuning.rule_chooser import LEAST_ELEMENTS
 from paceline.update.engine.blocks.outer_state import cut
 from paceline_plugins.forecast.planner.lockstep import BlockTime, barrier, overlapped
 from paceline_plugins.forecast.planner.network import Network
@@ -205,7 +208,7 @@ def forecast(rule: Rule, workload: Workload, network: Network, workers: int) -> 
     """
     if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= MOST_WORKERS:
         raise RuleError(f"workers must be a whole number from 1 to {MOST_WORKERS}, got {workers!r}")
-    rule = _with_paced_period(rule, workload, network, workers)
+    rule = chosen(rule, workload, network, workers)
     period = rule.schedule.period
     pace = _pace(rule, workload, network, workers)
     block, step_s = pace.block, pace.block.total_s / period
@@ -243,14 +246,26 @@ def forecasts(
     return found
 
 
-def _with_paced_period(rule: Rule, workload: Workload, network: Network, workers: int) -> Rule:
-    """The rule with the period and the overlap that the forecast times choose, where measured times do."""
-    if not rule.schedule.follows_times or workers == 1:
+def chosen(rule: Rule, workload: Workload, network: Network, workers: int) -> Rule:
+    """The rule that forecast times choose, as measured ones do: after a probe, or the period alone."""
+    probe = rule.schedule.probe
+    if workers == 1 or not (rule.schedule.follows_times or probe is not None):
         return rule
-    exchange_s = _pace(rule, workload, network, workers).block.exchange_s
-    overlaps = rule.schedule.probe is not None and rule.schedule.probe.overlap
-    period, overlap = hidden(Measured(workload.step_s, exchange_s), 1.0, rule.paced, overlaps)
-    return replace(rule, schedule=replace(rule.paced, period=period, overlap=overlap))
+    if probe is None:
+        exchange_s = _pace(rule, workload, network, workers).block.exchange_s
+        period, overlap = hidden(Measured(workload.step_s, exchange_s), 1.0, rule.paced, False)
+        return replace(rule, schedule=replace(rule.paced, period=period, overlap=overlap))
+    gradients = exchange(rule_from_text("sync"), workload.layout, workload.buffers, network, workers)
+    chunks = max(1, min(rule.common.chunks, workload.layout.numel // LEAST_ELEMENTS))
+    rules = {codec: replace(rule, codec=codec_from_text(codec)) for codec in LADDER} if probe.codec else {"": rule}
+    sent = {
+        codec: bytes_per_block(one, workers, workload.layout, workload.buffers, workload.moments)
+        for codec, one in rules.items()
+    }
+    sizes = {codec: sent[codec] / gradients.sent_bytes for codec in (worth_it(sent) if probe.codec else sent)}
+    times = Measured(workload.step_s, gradients.total_s, math.ceil(workload.epoch / workers))
+    choice = choose(times, rule.paced, sizes, chunks)
+    return chosen_rule(rule, choice, probe.steps, "bmuf_adam" if workload.moments == 2 else "bmuf")
 
 
 def _pace(rule: Rule, workload: Workload, network: Network, workers: int) -> _Pace:
