@@ -114,8 +114,8 @@ class Averages:
             if (decay := followers[0].decay) is not None:
                 self._reporter.once(
                     "decay",
-                    f"{module_discovery.name(copy)} is a moving average of the model: a step of {workers} workers counts "
-                    f"as {workers} updates, so its decay {decay:.4g} becomes {decay**workers:.4g}",
+                    f"{module_discovery.name(copy)} is a moving average of the model: a step of {workers} workers "
+                    f"counts as {workers} updates, so its decay {decay:.4g} becomes {decay**workers:.4g}",
                 )
         for module, one in self._copies.items():
             if one is not None and not one.averaged and one.looks < LOOKS:

@@ -104,10 +104,8 @@ def plan(
             err().print(GROWING)
         pays = sentence(advice.forecast, quality)
         if as_json:
-            more: dict[str, object] = {"auto": auto, "sentence": pays}
-            _print_json(
-                rows, advice, work, net, focus, more | ({} if quality is None else {"quality": quality.as_json()})
-            )
+            more = {"quality": quality.as_json()} if quality is not None else {}
+            _print_json(rows, advice, work, net, focus, {"auto": auto, "sentence": pays} | more)
         else:
             out().print(Text(auto, style="bold"))
             _print(rows, advice, work, net, focus)

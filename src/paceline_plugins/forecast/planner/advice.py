@@ -25,8 +25,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.rules.recipes import rule_from_text
 from paceline.rules.choice import in_short
+from paceline.rules.recipes import rule_from_text
 from paceline.rules.schedule import Probe
 from paceline.rules.schedule.paced import least_period
 from paceline.tuning.sync_scaling import SyncScaling
