@@ -37,7 +37,7 @@ from paceline.rules.schedule import Probe
 from paceline.tuning.sync_scaling import SyncScaling
 
 PROGRAMS = Path(__file__).resolve().parent / "_everyday"
-MINIBATCHES = {"gpt": 4096, "cnn": 6250, "lstm": 4096, "recommender": 4096}
+MINIBATCHES = {"gpt": 4096, "cnn": 6250, "lstm": 4096, "recommender": 4096, "diffusion": 4000, "convnext": 5000}
 LOSS = re.compile(r"held-out loss (\S+)")
 Row = tuple[str, int, str, float, float, int]
 """Program, workers, rule, factor of the rate, factor of the minibatches, seed."""
@@ -58,13 +58,6 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 def minibatches_of(options: argparse.Namespace, program: str, length: float = 1.0) -> int:
     """Of all workers."""
     return int(length * (options.minibatches or MINIBATCHES[program]))
-
-
-def steps(workers: int, minibatches: int) -> int:
-    """That `auto` makes one after another."""
-    probe = Probe().steps + 1
-    scaling = SyncScaling(workers, began=probe)
-    return probe + sum(map(scaling.groups, range(probe + 1, minibatches // workers + 1)))
 
 
 def train(options: argparse.Namespace, row: Row) -> float:
@@ -101,7 +94,9 @@ def summary(options: argparse.Namespace, losses: dict[Row, float]) -> dict[str, 
         return statistics.fmean(loss for row, loss in losses.items() if row[:5] == wanted)
 
     def speed_up(program: str, workers: int, length: float) -> float:
-        return round(minibatches_of(options, program) / steps(workers, minibatches_of(options, program, length)), 2)
+        scaling = SyncScaling(workers, began=Probe().steps + 1)
+        each = minibatches_of(options, program, length) // workers
+        return round(scaling.speed_up(each) / length, 2)
 
     def over(parts: dict[str, float]) -> dict[str, object]:
         rounded = {name: round(value, 4) for name, value in parts.items()}

@@ -34,7 +34,7 @@ pictures = {name: torch.from_numpy(one) for name, one in letters(minibatches * B
 loader = DataLoader(TensorDataset(pictures["x"][:, None], pictures["y"]), BATCH, shuffle=True, drop_last=True)
 model = nn.Sequential(nn.Conv2d(1, WIDTH, 4, 4), Block(), Block(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
 model.append(nn.Linear(4 * WIDTH, len(SYMBOLS)))
-optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3 * rate, weight_decay=0.05)
+optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3 * rate, weight_decay=0.05)
 total = EPOCHS * len(loader)
 warm = max(1, total // 20)
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -109,8 +109,8 @@ class Averages:
                 if copy not in self._followers:
                     self._followers[copy] = [Follower(*some) for some in _tensors(root, copy)]
         for copy, followers in self._followers.items():
-            for one in followers:
-                one.follow(workers, is_sampled(self._steps))
+            for follower in followers:
+                follower.follow(workers, is_sampled(self._steps))
             if (decay := followers[0].decay) is not None:
                 self._reporter.once(
                     "decay",
@@ -145,6 +145,6 @@ class Averages:
 
 def _tensors(root: nn.Module, copy: nn.Module) -> list[tuple[list[Tensor], list[Tensor]]]:
     """The parameters of both, and their averaged buffers."""
-    found = [(list(root.parameters()), list(copy.parameters()))]
-    buffers = [[one for one in module.buffers() if one.is_floating_point()] for module in (root, copy)]
-    return [*found, (buffers[0], buffers[1])] if buffers[0] and len(buffers[0]) == len(buffers[1]) else found
+    parameters: tuple[list[Tensor], list[Tensor]] = [*root.parameters()], [*copy.parameters()]
+    own, kept = ([one for one in module.buffers() if one.is_floating_point()] for module in (root, copy))
+    return [parameters, (own, kept)] if own and len(own) == len(kept) else [parameters]

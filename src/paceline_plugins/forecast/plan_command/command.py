@@ -104,7 +104,7 @@ def plan(
             err().print(GROWING)
         pays = sentence(advice.forecast, quality)
         if as_json:
-            more = {"quality": quality.as_json()} if quality is not None else {}
+            more: dict[str, object] = {"quality": quality.as_json()} if quality is not None else {}
             _print_json(rows, advice, work, net, focus, {"auto": auto, "sentence": pays} | more)
         else:
             out().print(Text(auto, style="bold"))
