@@ -46,14 +46,15 @@ class SyncScaling:
 
     def groups(self, step: int) -> int:
         """G of the round in which workers make this step, from 1."""
-        if self._began is None or step <= self._began:
+        if self._began is None:
             return 1
-        made = (step - 1 - self._began) * self._workers
+        made = max(0, step - 1 - self._began) * self._workers
         return math.ceil(self._workers / min(self._workers, max(1.0, math.sqrt(made / CRITICAL))))
 
     def speed_up(self, steps: int) -> float:
         """Of so many steps of each worker: their minibatches over those made one after another."""
-        return self._workers * steps / sum(map(self.groups, range(1, steps + 1)))
+        together = min(steps, self._began or 0)
+        return self._workers * steps / (together + sum(map(self.groups, range(together + 1, steps + 1))))
 
     def highest(self, optimizer: Optimizer, together: float | None = None) -> float:
         """The factor of the rate of k workers, N by default."""
