@@ -9,8 +9,8 @@ from paceline.core.parse import check_whole
 from paceline.rules.outer import BlockMomentum
 from paceline.rules.payload import Delta
 from paceline.rules.recipes.blocks import BMUF
-from paceline.rules.recipes.options import PacedOptions, Recipe, between, own_exponent, takes
-from paceline.rules.rule import BlockSettings, Rule
+from paceline.rules.recipes.options import PacedOptions, Recipe, fields, takes
+from paceline.rules.rule import Rule
 from paceline.rules.schedule import Pace, Paced, Probe
 from paceline.rules.schedule.growth import RATE_EXPONENT, make_growth
 
@@ -61,15 +61,13 @@ def auto(
     timed = None
     if probe != 0 or probe is False:
         timed = Probe(probe, codec=codec is None, overlap=overlap is None, rate=sync_rate)
-    warmup, fragments = options["warmup"], options["fragments"]
     grow = make_growth(options["grow"], options["rate_exponent"])
     behind = 0 if overlap is None else overlap
-    schedule = Paced(first, warmup, fragments, behind, Pace(share, first, longest), timed, grow=grow)
+    pace = Pace(share, first, longest)
+    schedule = Paced(first, options["warmup"], options["fragments"], behind, pace, timed, grow=grow)
     outer = BlockMomentum(gain=options["gain"], ramp=options["ramp"], amplify=options["amplify"])
-    within, route = options["within"], (options["dimensions"], options["reproducible"], options["chunks"])
-    settings = BlockSettings(within, options["ema"], rate_exponent=own_exponent(options))
-    wire = between(within, "dense" if codec is None else codec, *route)
-    return Rule(schedule, Delta("fitting", beta1=options["beta1"]), outer=outer, settings=settings, **wire)
+    payload = Delta("fitting", beta1=options["beta1"])
+    return Rule(schedule, payload, outer=outer, **fields(options, "dense" if codec is None else codec))
 
 
 AUTO = (

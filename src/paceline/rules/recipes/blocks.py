@@ -14,8 +14,7 @@ from paceline.rules.recipes.options import (
     OuterOptions,
     Recipe,
     StreamingOptions,
-    fields,
-    schedule,
+    block_fields,
     takes,
 )
 from paceline.rules.rule import Rule
@@ -31,7 +30,7 @@ def averaging(**options: Unpack[BlockOptions]) -> Rule:
     Bytes: 2 (N-1)/N * 4 P a block from each worker (and as much again for each moment that is exchanged); with another
     codec what its file says.
     """
-    return Rule(schedule(options), Delta(options["local_state"]), outer=Average(), **fields(options))
+    return Rule(payload=Delta(options["local_state"]), outer=Average(), **block_fields(options))
 
 
 @takes(MomentumOptions)
@@ -48,7 +47,7 @@ def bmuf(**options: Unpack[MomentumOptions]) -> Rule:
     >>> numbers(bmuf(gain="paper"), workers=4)["momentum"]
     0.75
     """
-    return Rule(schedule(options), Delta(options["local_state"]), outer=_momentum(options), **fields(options))
+    return Rule(payload=Delta(options["local_state"]), outer=_momentum(options), **block_fields(options))
 
 
 @takes(AdamOptions, period=8, local_state="compensate")
@@ -64,7 +63,7 @@ def bmuf_adam(**options: Unpack[AdamOptions]) -> Rule:
         local_state: moments at a block's start: compensate, average, keep or reset.
     """
     payload = Delta(options["local_state"], adam_only=True, beta1=options["beta1"])
-    return Rule(schedule(options), payload, outer=_momentum(options), **fields(options))
+    return Rule(payload=payload, outer=_momentum(options), **block_fields(options))
 
 
 @takes(OuterOptions, local_state="keep")
@@ -81,7 +80,7 @@ def diloco(**options: Unpack[OuterOptions]) -> Rule:
         gain: nu/(1-mu): "auto" (:mod:`paceline.rules.outer.gain`), "paper" (mu = 0.9, nu = 0.7) or a number.
         ramp: blocks over which mu rises from 0.
     """
-    return Rule(schedule(options), Delta(options["local_state"]), outer=_nesterov(options), **fields(options))
+    return Rule(payload=Delta(options["local_state"]), outer=_nesterov(options), **block_fields(options))
 
 
 @takes(StreamingOptions, local_state="keep", fragments=4, overlap=2, mixing=0.5, codec="e3m0")
@@ -98,7 +97,7 @@ def streaming_diloco(**options: Unpack[StreamingOptions]) -> Rule:
         ramp: blocks over which mu rises from 0.
     """
     payload = Delta(options["local_state"], mixing=options["mixing"])
-    return Rule(schedule(options), payload, outer=_nesterov(options), **fields(options))
+    return Rule(payload=payload, outer=_nesterov(options), **block_fields(options))
 
 
 def _momentum(options: MomentumOptions) -> BlockMomentum:

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paceline.rules.codec import LowRank, OneBit, TopK
 from paceline.rules.outer import Average, FrozenAdam
 from paceline.rules.payload import FirstMoment, Gradient
-from paceline.rules.recipes.options import Dimensions, Recipe, carried_by
+from paceline.rules.recipes.options import Recipe, RouteOptions, carried_by, takes
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import EveryStep
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-def sync(
-    *, codec: str = "dense", warmup: int = 0, dimensions: Dimensions = None, reproducible: bool = False, chunks: int = 8
-) -> Rule:
+
+@takes(RouteOptions)
+def sync(*, codec: str = "dense", warmup: int = 0, **route: Unpack[RouteOptions]) -> Rule:
     """Synchronous SGD: the workers' mean gradient goes to the optimizer, every step.
 
     Bytes: 2 (N-1)/N * 4 P a step from each worker; with another codec what its file says.
@@ -26,22 +30,13 @@ def sync(
     Args:
         codec: how gradients are written: dense, bf16, fp16, int8, e3m0, one_bit, sign, low_rank, top_k.
         warmup: dense exchanges before the codec begins.
-        dimensions: None sums over all at once; "hosts" first within each host; or sizes like (4, 2).
         reproducible: sum in rank order, so that the bits depend on nothing but the gradients.
-        chunks: pieces into which an exchange is cut.
     """
-    carried = carried_by(codec, warmup, dimensions, reproducible, chunks)
-    return Rule(EveryStep(), Gradient(), outer=Average(), **carried)
+    return Rule(EveryStep(), Gradient(), outer=Average(), **carried_by(codec, warmup, **route))
 
 
-def one_bit(
-    *,
-    warmup: int = 100,
-    feedback: bool = True,
-    dimensions: Dimensions = None,
-    reproducible: bool = False,
-    chunks: int = 8,
-) -> Rule:
+@takes(RouteOptions)
+def one_bit(*, warmup: int = 100, feedback: bool = True, **route: Unpack[RouteOptions]) -> Rule:
     """1-bit SGD: the gradient's signs and two levels a column, with what was not sent added to the next gradient.
 
     Bytes: 2 (N-1)/N * (P/8 + 8 C) a step from each worker, C columns.
@@ -49,23 +44,13 @@ def one_bit(
     Args:
         warmup: dense steps before the first of one bit.
         feedback: keep what was not sent, on the workers and on the owners of the slices.
-        dimensions: None sums over all at once; "hosts" first within each host; or sizes like (4, 2).
         reproducible: sum in rank order in the warm-up (one bit always does).
-        chunks: pieces into which an exchange is cut.
     """
-    carried = carried_by(OneBit(feedback), warmup, dimensions, reproducible, chunks)
-    return Rule(EveryStep(), Gradient(), outer=Average(), **carried)
+    return Rule(EveryStep(), Gradient(), outer=Average(), **carried_by(OneBit(feedback), warmup, **route))
 
 
-def power(
-    *,
-    rank: int = 4,
-    warmup: int = 100,
-    feedback: bool = True,
-    dimensions: Dimensions = None,
-    reproducible: bool = False,
-    chunks: int = 8,
-) -> Rule:
+@takes(RouteOptions)
+def power(*, rank: int = 4, warmup: int = 100, feedback: bool = True, **route: Unpack[RouteOptions]) -> Rule:
     """PowerSGD: every matrix of gradients as the product of two thin ones.
 
     Bytes: 2 (N-1)/N * 4 r (a + b) a step from each worker for a matrix of a x b; vectors and small matrices dense.
@@ -74,14 +59,13 @@ def power(
         rank: r, columns of the thin matrices.
         warmup: dense steps before.
         feedback: keep what was not sent.
-        dimensions: None sums over all at once; "hosts" first within each host; or sizes like (4, 2).
-        reproducible: sum in rank order.
         chunks: pieces into which an exchange is cut, between tensors.
     """
-    carried = carried_by(LowRank(rank=rank, feedback=feedback), warmup, dimensions, reproducible, chunks)
-    return Rule(EveryStep(), Gradient(), outer=Average(), **carried)
+    codec = LowRank(rank=rank, feedback=feedback)
+    return Rule(EveryStep(), Gradient(), outer=Average(), **carried_by(codec, warmup, **route))
 
 
+@takes(RouteOptions)
 def top_k(
     *,
     ratio: float = 0.01,
@@ -89,9 +73,7 @@ def top_k(
     nesterov: bool = False,
     warmup: int = 100,
     feedback: bool = True,
-    dimensions: Dimensions = None,
-    reproducible: bool = False,
-    chunks: int = 8,
+    **route: Unpack[RouteOptions],
 ) -> Rule:
     """Deep gradient compression: the largest numbers of the gradient, the others kept for later.
 
@@ -104,22 +86,14 @@ def top_k(
         nesterov: Nesterov's form of it.
         warmup: steps at each of the publication's ratios (0.25, 0.063, 0.015, 0.004) that are above `ratio`.
         feedback: keep what was not sent.
-        dimensions: None sums over all at once; "hosts" first within each host; or sizes like (4, 2).
         reproducible: sum in rank order (top-k always does).
-        chunks: pieces into which an exchange is cut.
     """
     codec = TopK(ratio, momentum, nesterov, warmup or (), feedback)
-    return Rule(EveryStep(), Gradient(), outer=Average(), **carried_by(codec, 0, dimensions, reproducible, chunks))
+    return Rule(EveryStep(), Gradient(), outer=Average(), **carried_by(codec, 0, **route))
 
 
-def one_bit_adam(
-    *,
-    warmup: int = 1000,
-    codec: str = "sign",
-    dimensions: Dimensions = None,
-    reproducible: bool = False,
-    chunks: int = 8,
-) -> Rule:
+@takes(RouteOptions)
+def one_bit_adam(*, warmup: int = 1000, codec: str = "sign", **route: Unpack[RouteOptions]) -> Rule:
     """1-bit Adam: Adam's first moment by one bit a number, the second frozen after a warm-up of plain Adam.
 
     Gradients are exchanged before the step and not while backward goes on, because the moment takes what the program
@@ -130,13 +104,9 @@ def one_bit_adam(
     Args:
         warmup: steps of plain Adam with dense gradients.
         codec: how the moment is written.
-        dimensions: None sums over all at once; "hosts" first within each host; or sizes like (4, 2).
         reproducible: sum in rank order in the warm-up.
-        chunks: pieces into which an exchange is cut.
     """
-    payload = FirstMoment(warmup)
-    carried = carried_by(codec, warmup, dimensions, reproducible, chunks)
-    return Rule(EveryStep(), payload, outer=FrozenAdam(), **carried)
+    return Rule(EveryStep(), FirstMoment(warmup), outer=FrozenAdam(), **carried_by(codec, warmup, **route))
 
 
 LOCKSTEP = (

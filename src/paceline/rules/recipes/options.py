@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, TypeVar, cast
 
@@ -17,7 +17,7 @@ from paceline.core.parse import check_bool, check_whole, like
 from paceline.errors import RuleError
 from paceline.rules.codec import Codec, Warmed, codec_from_text
 from paceline.rules.rule import BlockSettings, RecipeCall, Rule
-from paceline.rules.schedule import EveryBlock, GivenGrowth, Growth
+from paceline.rules.schedule import EveryBlock
 from paceline.rules.schedule.growth import make_growth
 from paceline.rules.topology import Flat, Hierarchical, Ordered, Topology
 
@@ -60,26 +60,31 @@ class Recipe:
         return replace(self.function(**arguments), name=RecipeCall(self.name, arguments))
 
 
-class WireOptions(TypedDict, total=False):
-    """Codec, topology, fragments, overlap, a number of workers that grows, and what is exported."""
+class RouteOptions(TypedDict, total=False):
+    """The route."""
 
-    ema: float
-    warmup: int
-    fragments: int
-    overlap: int
-    grow: str | None
-    rate_exponent: float | None
-    codec: str
-    within: str
     dimensions: Dimensions
     reproducible: bool
     chunks: int
 
 
-class BlockOptions(WireOptions, total=False):
+class CommonOptions(RouteOptions, total=False):
+    """Warm-up, fragments, a number of workers that grows, and what is exported, of all rules of blocks."""
+
+    ema: float
+    warmup: int
+    fragments: int
+    grow: str | None
+    rate_exponent: float | None
+    within: str
+
+
+class BlockOptions(CommonOptions, total=False):
     """Blocks of a fixed period."""
 
     period: int
+    overlap: int
+    codec: str
     alone: bool
     local_state: str
 
@@ -112,18 +117,9 @@ class StreamingOptions(OuterOptions, total=False):
     mixing: float | None
 
 
-class PacedOptions(TypedDict, total=False):
+class PacedOptions(CommonOptions, total=False):
     """Block momentum whose period follows measured times, which choose codec and overlap, too."""
 
-    ema: float
-    within: str
-    warmup: int
-    fragments: int
-    grow: str | None
-    rate_exponent: float | None
-    dimensions: Dimensions
-    reproducible: bool
-    chunks: int
     gain: float | str
     beta1: float | None
     ramp: int
@@ -220,12 +216,16 @@ def takes(options: type[Any], **defaults: Any) -> Callable[[Make], Make]:
         options: the `TypedDict`.
         defaults: defaults that differ in this recipe.
     """
-    names = [name for name in _OPTIONS if name in options.__annotations__]
+    kind = inspect.Parameter.KEYWORD_ONLY
 
     def decorate(make: Make) -> Make:
         signature = inspect.signature(make)
-        own = [p for p in signature.parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
-        shared = [_parameter(name, defaults) for name in names]
+        own = [p for p in signature.parameters.values() if p.kind is kind]
+        shared = [
+            inspect.Parameter(name, kind, default=defaults.get(name, one.default), annotation=one.annotation)
+            for name, one in _OPTIONS.items()
+            if name in options.__annotations__
+        ]
         full = signature.replace(parameters=[*own, *shared])
 
         @functools.wraps(make)
@@ -240,12 +240,6 @@ def takes(options: type[Any], **defaults: Any) -> Callable[[Make], Make]:
         return cast(Make, filled)
 
     return decorate
-
-
-def _parameter(name: str, defaults: Mapping[str, Any]) -> inspect.Parameter:
-    option = _OPTIONS[name]
-    default = defaults.get(name, option.default)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option.annotation)
 
 
 def _with_arguments(doc: str, names: list[str]) -> str:
@@ -263,28 +257,22 @@ def _with_arguments(doc: str, names: list[str]) -> str:
     return text + "\n\nArgs:\n" + "\n".join("    " + row.replace("\n", "\n    ") for row in rows) + "\n"
 
 
-def schedule(options: BlockOptions) -> EveryBlock:
-    """The schedule that the options describe."""
-    return EveryBlock(
-        options["period"], options["warmup"], options["fragments"], options["overlap"], grow=growth(options)
-    )
+def fields(options: CommonOptions, codec: str, alone: bool = False) -> dict[str, Any]:
+    """Codec, topology and settings that the options of blocks describe, as fields of a `Rule`."""
+    exponent = 0.0 if options["grow"] is not None else options["rate_exponent"] or 0.0  # else the growth has it
+    settings = BlockSettings(options["within"], options["ema"], alone, exponent)
+    # with `within`, each process of a host sends its share of the host's traffic
+    dimensions = "hosts" if options["within"] and options["dimensions"] is None else options["dimensions"]
+    wire = carried_by(codec, 0, dimensions, options["reproducible"], options["chunks"])
+    return {"settings": settings, **wire}
 
 
-def growth(options: WireOptions) -> Growth | GivenGrowth | None:
-    """The growth of the number of workers that the options describe."""
-    return None if options["grow"] is None else make_growth(options["grow"], options["rate_exponent"])
-
-
-def own_exponent(options: WireOptions | PacedOptions) -> float:
-    """The exponent of the local learning rate, where no growth has it."""
-    return 0.0 if options["grow"] is not None else options["rate_exponent"] or 0.0
-
-
-def fields(options: BlockOptions) -> dict[str, Any]:
-    """Codec, topology and settings that the options describe, as fields of a `Rule`."""
-    route = options["dimensions"], options["reproducible"], options["chunks"]
-    settings = BlockSettings(options["within"], options["ema"], options["alone"], own_exponent(options))
-    return {"settings": settings, **between(options["within"], options["codec"], *route)}
+def block_fields(options: BlockOptions) -> dict[str, Any]:
+    """The same, and the schedule of blocks of a fixed period."""
+    shared = fields(options, options["codec"], options["alone"])
+    grow = None if options["grow"] is None else make_growth(options["grow"], options["rate_exponent"])
+    schedule = EveryBlock(options["period"], options["warmup"], options["fragments"], options["overlap"], grow=grow)
+    return {"schedule": schedule, **shared}
 
 
 def carried_by(
@@ -301,9 +289,3 @@ def carried_by(
     else:
         route = Ordered(chunks) if reproducible else Flat(chunks)
     return {"codec": Warmed(written, warmup) if warmup else written, "topology": route}
-
-
-def between(within: str, codec: str, dimensions: Dimensions, reproducible: bool, chunks: int) -> dict[str, Any]:
-    """The same for blocks; with `within`, each process of a host sends its share of the host's traffic."""
-    dimensions = "hosts" if within and dimensions is None else dimensions
-    return carried_by(codec, 0, dimensions, reproducible, chunks)
