@@ -236,12 +236,7 @@ def in_short(rule: Rule, kind: str) -> str:
 
 def without_probe(rule: Rule) -> Rule:
     """The rule that begins with blocks, and chooses their period only."""
-    return replace(rule, schedule=replace(rule.schedule, probe=None)) if has_probe(rule) else rule  # type: ignore[type-var]
-
-
-def has_probe(rule: Rule) -> bool:
-    """Whether times choose the rule after a probe."""
-    return rule.schedule.probe is not None
+    return rule if rule.schedule.probe is None else replace(rule, schedule=replace(rule.paced, probe=None))
 
 
 def least_known(lengths: Iterable[int | None]) -> int | None:

@@ -57,15 +57,12 @@ class Payload(ABC):
     spans_block = False
     """Whether it belongs to a block of minibatches of any period, not to a step."""
 
+    mixing: float | None = None  # alpha, where local parameters are mixed with what an exchange returns
+
     @property
     def moments_after(self) -> int | None:
         """Steps after which Adam's first moment takes the gradient's place, and the rule makes Adam's step; None for
         never."""
-        return None
-
-    @property
-    def mixing(self) -> float | None:
-        """alpha, where local parameters are mixed with what an exchange returns."""
         return None
 
     @property
@@ -108,7 +105,6 @@ class FirstMoment(Payload):
 
     @property
     def moments_after(self) -> int:
-        """T_w."""
         return self.warmup
 
     def check(self, optimizer: Optimizer) -> None:

@@ -26,7 +26,6 @@ class Dense:
     whole = False
 
     def at(self, number: int) -> Dense:
-        """The same at every exchange."""
         return self
 
     def exchange(self, x: Tensor, layout: Layout, wire: Wire, state: State) -> Steps[tuple[Tensor, State]]:

@@ -7,6 +7,7 @@ row, or factors a matrix, read it. A layout can be cut anywhere: the rest of a c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -57,9 +58,7 @@ class Layout:
         """Tensors of these shapes end to end."""
         matrices, offset = [], 0
         for shape in shapes:
-            numel = 1
-            for length in shape:
-                numel *= length
+            numel = math.prod(shape)
             rows = shape[0] if len(shape) > 1 and numel else 1
             if numel:
                 matrices.append(Matrix(offset, rows, numel // rows))

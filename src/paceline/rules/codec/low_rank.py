@@ -61,7 +61,6 @@ class LowRank:
         check(is_number(self.min_rate) and self.min_rate >= 1, "min_rate", "a number from 1 on", self.min_rate)
 
     def at(self, number: int) -> LowRank:
-        """The same at every exchange."""
         return self
 
     def exchange(self, x: Tensor, layout: Layout, wire: Wire, state: State) -> Steps[tuple[Tensor, State]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 
 from paceline.core.parse import like, read_call
 from paceline.errors import RuleError
@@ -18,19 +19,10 @@ from paceline.rules.codec.one_bit import OneBit
 from paceline.rules.codec.sign import Sign
 from paceline.rules.codec.top_k import TopK
 
-
-def _bf16(feedback: bool = True) -> Half:
-    return Half("bf16", feedback)
-
-
-def _fp16(feedback: bool = True) -> Half:
-    return Half("fp16", feedback)
-
-
 CODECS: dict[str, Callable[..., Codec]] = {
     "dense": Dense,
-    "bf16": _bf16,
-    "fp16": _fp16,
+    "bf16": partial(Half, "bf16"),
+    "fp16": partial(Half, "fp16"),
     "int8": Int8,
     "e3m0": E3M0,
     "one_bit": OneBit,

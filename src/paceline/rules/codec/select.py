@@ -31,7 +31,8 @@ def largest(x: Tensor, k: int) -> Tensor:
     candidates = _above(x, _threshold(x, k)) if x.numel() > _SMALL else None
     if candidates is None or len(candidates) < k:
         candidates = torch.arange(x.numel(), device=x.device)
-    return candidates[_k_largest(x[candidates].abs_(), k)]
+    magnitudes = x[candidates].abs_()
+    return candidates[_chosen(magnitudes, _kth(magnitudes, k), k)]
 
 
 def _threshold(x: Tensor, k: int) -> float:
@@ -56,11 +57,6 @@ def _above(x: Tensor, threshold: float) -> Tensor:
         magnitudes = x[begin : begin + _BLOCK].abs().numpy()
         places.append(np.flatnonzero(magnitudes >= magnitudes.dtype.type(threshold)) + begin)
     return torch.from_numpy(np.concatenate(places))
-
-
-def _k_largest(magnitudes: Tensor, k: int) -> Tensor:
-    """Places of the k largest."""
-    return _chosen(magnitudes, _kth(magnitudes, k), k).nonzero().view(-1)
 
 
 def _chosen(magnitudes: Tensor, kth: Tensor, k: int) -> Tensor:

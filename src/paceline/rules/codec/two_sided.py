@@ -95,7 +95,6 @@ class TwoSided(ABC):
         """The choice in words, for `paceline explain`."""
 
     def at(self, number: int) -> TwoSided:
-        """The same at every exchange."""
         return self
 
     def exchange(self, x: Tensor, layout: Layout, wire: Wire, state: State) -> Steps[tuple[Tensor, State]]:

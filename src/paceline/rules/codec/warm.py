@@ -37,7 +37,6 @@ class Warmed:
 
     @property
     def exact(self) -> bool:
-        """As the codec."""
         return self.codec.exact
 
     @property

@@ -65,7 +65,6 @@ class AdaDelay(Arrival):
         return 1 / (1 + push.lr * c * math.sqrt(push.update + push.delay))
 
     def numbers(self, workers: int) -> dict[str, float | int | str]:
-        """c."""
         return {"c": self.c}
 
     def describe(self, workers: int) -> str:

@@ -23,7 +23,6 @@ class Average:
     tensors = ()
 
     def momentum_at(self, block: int, workers: int) -> float:
-        """No momentum."""
         return 0.0
 
     def lr_at(self, block: int, workers: int) -> float:
@@ -43,7 +42,6 @@ class Average:
         return tau, 0.0
 
     def numbers(self, workers: int) -> dict[str, float | int | str]:
-        """None: the mean is the mean."""
         return {}
 
     def describe(self, workers: int) -> str:

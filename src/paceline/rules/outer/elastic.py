@@ -67,7 +67,6 @@ class Elastic(Arrival):
         center.add_(self.elastic_pull(x, center, workers))
 
     def numbers(self, workers: int) -> dict[str, float | int | str]:
-        """beta and alpha."""
         return {"beta": self.beta, "alpha": self.alpha(workers)}
 
     def describe(self, workers: int) -> str:

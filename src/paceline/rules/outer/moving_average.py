@@ -43,15 +43,12 @@ class MovingAverage:
         return (*self.outer.tensors, EMA)
 
     def momentum_at(self, block: int, workers: int) -> float:
-        """Of the other step."""
         return self.outer.momentum_at(block, workers)
 
     def lr_at(self, block: int, workers: int) -> float:
-        """Of the other step."""
         return self.outer.lr_at(block, workers)
 
     def origin(self, anchor: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
-        """Of the other step."""
         return self.outer.origin(anchor, state, c, out)
 
     def step(self, anchor: Tensor, merged: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:
@@ -61,7 +58,6 @@ class MovingAverage:
         return start
 
     def equivalent_minibatches(self, rho: float, tau: float, c: Coefficients) -> tuple[float, float]:
-        """Of the other step."""
         return self.outer.equivalent_minibatches(rho, tau, c)
 
     def describe(self, workers: int) -> str:

@@ -49,7 +49,6 @@ class Share(Arrival):
         return 1 / push.workers
 
     def numbers(self, workers: int) -> dict[str, float | int | str]:
-        """1/N."""
         return {"share": 1 / workers}
 
     def describe(self, workers: int) -> str:

@@ -68,7 +68,6 @@ class TunedMomentum(Arrival):
         return momentum - (1 - 1 / push.workers)
 
     def numbers(self, workers: int) -> dict[str, float | int | str]:
-        """1 - 1/N."""
         return {"implicit_momentum": 1 - 1 / workers}
 
     def describe(self, workers: int) -> str:

@@ -19,7 +19,6 @@ class EveryStep(Schedule):
     overlap = 0
 
     def is_lockstep(self, warm: bool) -> bool:
-        """Always."""
         return True
 
     def ends_warmup(self, steps: int) -> bool:

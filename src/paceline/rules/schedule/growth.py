@@ -62,7 +62,6 @@ class Growth:
         return min(most, 2 * workers) if grows else workers
 
     def describe(self) -> str:
-        """For `paceline explain`."""
         return f"{self.first} workers at first, and twice as many when they are worth {100 * self.threshold:g} %"
 
 
@@ -107,7 +106,6 @@ class GivenGrowth:
         return min(most, max(workers, wanted))
 
     def describe(self) -> str:
-        """For `paceline explain`."""
         parts = [f"{number} workers up to {end:,} minibatches of all" for number, end in self.stages]
         return f"{', '.join(parts)}, then as many as there are"
 

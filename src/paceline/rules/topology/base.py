@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.communication.base import Pending, Transport
+from paceline.core.parse import Checked, whole
 from paceline.rules.codec.base import Codec, State, Steps
 from paceline.rules.codec.layout import Layout
 
@@ -122,3 +123,31 @@ class DirectRoute:
     def exchange(self, codec: Codec, x: Tensor, layout: Layout, state: State) -> Steps[tuple[Tensor, State]]:
         """Sum `x` over the workers."""
         return codec.exchange(x, layout, DirectWire(self.transport, self.ordered), state)
+
+
+@dataclass(frozen=True)
+class Direct(Checked):
+    """A topology of one dimension: all workers exchange with one another.
+
+    Attributes:
+        chunks: how many pieces a large exchange is cut into; each has 1 MiB at least.
+    """
+
+    checks: ClassVar = {"chunks": whole(1, most=64)}
+    ordered: ClassVar[bool]
+
+    chunks: int = 8
+
+    def route(self, transport: Transport, operations: int) -> DirectRoute:
+        stages = operations * (2 if self.ordered else 1)
+        transport.open_channels(1 + stages)
+        return DirectRoute(transport, stages, self.ordered)
+
+    def levels(self, hosts: Sequence[str]) -> tuple[Groups, ...]:
+        return ([list(range(len(hosts)))],)
+
+    def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
+        """What the codec sends among all workers."""
+        return codec.bytes_sent(layout, len(hosts), rank)
+
+    slow_bytes = bytes_sent

@@ -259,11 +259,9 @@ class Hierarchical:
         return DimensionPlan.grid(self.dimensions)
 
     def levels(self, hosts: Sequence[str]) -> tuple[Groups, ...]:
-        """The groups of each dimension, the slowest last."""
         return self.plan(hosts).levels
 
     def bytes_sent(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
-        """Bytes that `rank` sends."""
         return self.plan(hosts).bytes_sent(codec, layout, rank)
 
     def slow_bytes(self, codec: Codec, layout: Layout, hosts: Sequence[str], rank: int) -> int:
