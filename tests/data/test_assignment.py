@@ -69,7 +69,7 @@ def leased(desk: Desk, unit: int = 4) -> LeasedAssignment:
 def test_leases_are_cut_into_batches() -> None:
     assignment = leased(desk := Desk(35))
     assignment.held.append((0, 0, 0, 22))  # one question for several batches
-    desk.ledger.expect(0, 0, Ranges([(22, 35)]))
+    desk.ledger.epochs.expect(0, 0, Ranges([(22, 35)]))
     sizes = [portion.count for portion in drain(assignment)]
     assert sizes == [4] * 5 + [2, 2, 4, 4, 3] and len(desk.asked) == 5
 

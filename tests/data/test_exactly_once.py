@@ -213,7 +213,7 @@ class Cluster:
             position = Position()
             position.regroup([self._position(worker, loader) for worker in self.workers.values()], state, loader)
             for epoch, rest in [(position.epoch - 1, Ranges()), *position.rest.items()]:  # as the feed does it
-                ledger.expect(loader, epoch, rest)
+                ledger.epochs.expect(loader, epoch, rest)
             firsts.append(position.epoch)
         found = Cluster(self.job, [], ledger, self.model.copy())
         found.left = set(self.left)

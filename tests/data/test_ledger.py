@@ -83,9 +83,9 @@ def test_the_length_of_a_stream_becomes_known() -> None:
     assert mark == (0, 0, 0, 4)
     ledger.done(0, [(0, 0, 0, 2)])
     ledger.ends(0, 0, 3)
-    assert ledger.unfinished(0) == {0: Ranges([(2, 3)])}
+    assert ledger.epochs.unfinished(0) == {0: Ranges([(2, 3)])}
     ledger.done(0, [(0, 0, 2, 3)])
-    assert ledger.over(0, 0) and ledger.unfinished(0) == {}
+    assert ledger.over(0, 0) and ledger.epochs.unfinished(0) == {}
 
 
 # -- checkpoints ----------------------------------------------------------------------------------
@@ -100,8 +100,8 @@ def used() -> Ledger:
         ledger.done(worker, [(*mark[:3], mark[2] + 2)])
     ledger.ask(1, Question(1, 0, ENDLESS), now=3.0)
     ledger.leave_early(1, 1, 0, [])
-    ledger.expect(0, 5, Ranges([(3, 9)]))
-    ledger.expect(2, 4, Ranges())
+    ledger.epochs.expect(0, 5, Ranges([(3, 9)]))
+    ledger.epochs.expect(2, 4, Ranges())
     return ledger
 
 
@@ -132,12 +132,12 @@ def test_an_epoch_that_is_over_between_two_that_are_not_is_known_to_be_over() ->
         ledger.done(1, [mark])
     drain(ledger, 1, epoch=1)
     ask(ledger, 1, epoch=2)
-    assert ledger.unfinished(0) == {0: Ranges([(0, 2)]), 1: Ranges(), 2: Ranges([(0, 10)])}
+    assert ledger.epochs.unfinished(0) == {0: Ranges([(0, 2)]), 1: Ranges(), 2: Ranges([(0, 10)])}
 
 
 def test_only_what_is_expected_of_an_epoch_is_leased() -> None:
     ledger = Ledger()
-    ledger.expect(0, 3, Ranges([(2, 4), (8, 9)]))
+    ledger.epochs.expect(0, 3, Ranges([(2, 4), (8, 9)]))
     assert sorted(drain(ledger, 0, epoch=3)) == [(3, 2), (3, 3), (3, 8)]
     assert len(drain(ledger, 0, epoch=4)) == 10
 

@@ -552,7 +552,7 @@ def test_a_thousand_million_samples_are_resumed_in_mid_epoch_without_going_throu
             }
         else:
             ledger = Ledger()
-            ledger.expect(0, 0, Ranges([(64 * steps, n)]))
+            ledger.epochs.expect(0, 0, Ranges([(64 * steps, n)]))
             state["ledger"] = ledger.state() if state["ledger"] is not None else None
             position = Position().state()
         tracemalloc.start()

@@ -59,7 +59,7 @@ def test_a_worker_that_died_after_its_commit_counts() -> None:
     through(machine, 1)
     assert machine.exchange == 1 and machine.generation.workers == [1]
     assert said(machine, "verdict") == [(1, (1, 2, 1, 1, 0), machine.generation.note())]  # the members have changed
-    assert machine.ledger._ledger.unfinished(0)[0].state() == [[2, 4]]
+    assert machine.ledger._ledger.epochs.unfinished(0)[0].state() == [[2, 4]]
 
 
 def test_the_wait_after_a_death_and_its_commit_has_a_deadline() -> None:

@@ -41,5 +41,5 @@ def test_what_the_heir_tells_of_the_ledger_does_not_go_by() -> None:
     service.answered(7, 0, 11, 0, heir.news(READER), HEIR)
     assert pending.done and request.version == 11
     reader.learn(request.news)
-    assert reader.unfinished(0) == heir.unfinished(0)
-    assert heir.unfinished(0)[0].total == 100
+    assert reader.epochs.unfinished(0) == heir.epochs.unfinished(0)
+    assert heir.epochs.unfinished(0)[0].total == 100

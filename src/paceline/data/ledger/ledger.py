@@ -51,9 +51,6 @@ class Epochs:
         """Keys and ledgers, in the order in which the epochs began."""
         return iter(list(self._ledgers.items()))
 
-    def __contains__(self, key: tuple[int, int]) -> bool:
-        return key in self._ledgers
-
     def ledgers(self) -> list[EpochLedger]:
         return list(self._ledgers.values())
 
@@ -61,8 +58,9 @@ class Epochs:
         return self._ledgers.get((loader, epoch))
 
     def is_over(self, loader: int, epoch: int) -> bool:
-        """Whether an epoch that is not active is over."""
-        return epoch <= self.closed(loader) and (loader, epoch) not in self._expected
+        """Whether an epoch is over; one that is active or expected is not."""
+        key = (loader, epoch)
+        return epoch <= self.closed(loader) and key not in self._expected and key not in self._ledgers
 
     def begin(self, key: tuple[int, int], total: int) -> EpochLedger:
         rest = self._expected.pop(key, Ranges([(0, total)]))
@@ -70,7 +68,10 @@ class Epochs:
         return ledger
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
-        """When this epoch begins, only these places remain; if there are none, it is over."""
+        """When this epoch begins, only these places remain: an earlier run did the rest.
+
+        If there are none, it is over, as are all epochs before it of which nothing is expected.
+        """
         if rest:
             self._expected[loader, epoch] = rest.copy()
         else:
@@ -315,13 +316,6 @@ class Ledger:
             self._history.add(loader, epoch, 0, 0, ledger)
             self.epochs.close_settled(loader)
 
-    def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
-        """When this epoch begins, only these places remain: an earlier run did the rest.
-
-        If there are none, it is over, as are all epochs before it of which nothing is expected.
-        """
-        self.epochs.expect(loader, epoch, rest)
-
     def lost(self, worker: int) -> None:
         """`worker` is lost: what it leased and did not mark is free again."""
         for ledger in self.epochs.ledgers():
@@ -350,17 +344,14 @@ class Ledger:
 
     def pushed(self, marks: Iterable[Sequence[int]]) -> None:
         """Some shards hold updates from these places, also where they are not done."""
-        self._pushed = {key: places for key, places in self._pushed.items() if not self._over(key)}
+        self._pushed = {key: places for key, places in self._pushed.items() if not self.epochs.is_over(*key)}
         for loader, epoch, begin, end in marks:
-            if not self._over((loader, epoch)):
+            if not self.epochs.is_over(loader, epoch):
                 self._pushed.setdefault((loader, epoch), Ranges()).add(begin, end)
 
     def is_pushed(self, mark: Mark) -> bool:
         """Whether some shards may hold updates from these leased places."""
         return mark[2] in self._pushed.get(mark[:2], Ranges())
-
-    def _over(self, key: tuple[int, int]) -> bool:
-        return key not in self.epochs and self.epochs.is_over(*key)
 
     # -- replicas ---------------------------------------------------------------------------------
 
@@ -378,7 +369,7 @@ class Ledger:
             self.forget_leases()
             return
         for loader, epoch, begin, end, total, left in news:
-            if epoch <= self.epochs.closed(loader) and (loader, epoch) not in self.epochs:
+            if epoch <= self.epochs.closed(loader) and self.epochs.get(loader, epoch) is None:
                 continue
             ledger = self._open(Question(loader, epoch, total))
             assert ledger is not None
@@ -423,14 +414,6 @@ class Ledger:
         return loader, epoch, *taken
 
     # -- checkpoints and replicas -----------------------------------------------------------------
-
-    def unfinished(self, loader: int) -> dict[int, Ranges]:
-        """As :meth:`Epochs.unfinished`."""
-        return self.epochs.unfinished(loader)
-
-    def closed(self, loader: int) -> int:
-        """As :meth:`Epochs.closed`."""
-        return self.epochs.closed(loader)
 
     def state(self, now: float = 0.0, workers: bool = True) -> dict[str, Any]:
         """State for a checkpoint or replica, as JSON values; without `workers`, none has leases or a speed."""

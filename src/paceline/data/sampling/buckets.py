@@ -74,15 +74,23 @@ class BucketBatches(Sampler[list[int]]):
         if batch_size is None and most is None:
             raise ValueError("neither batch_size nor most is given; say how large a batch may be")
         if most is not None:
-            self._check_most(most)
+            _positive(most, "most")
+            longest = int(self._lengths.argmax())
+            if self._lengths[longest] > most:
+                raise ValueError(
+                    f"sample {longest} has length {self._lengths[longest]}, and a batch may have {most} padded units "
+                    "at most; raise most, or leave out samples that are so long"
+                )
         self._shuffle, self.drop_last = shuffle, drop_last
         self._row = np.argsort(self._lengths, kind="stable")  # samples from short to long
         self._bounds = self._bucket_bounds(buckets, most)
-        longest = np.zeros(len(self._row), dtype=np.int64)  # of the bucket of each place in the row
+        greatest = np.zeros(len(self._row), dtype=np.int64)  # length in the bucket of each place in the row
         for begin, end in self._bounds:
-            longest[begin:end] = self._lengths[self._row[end - 1]]
-        self._cuts = self._cut(longest, most)
-        if drop_last and self._last_is_short(longest, most):
+            greatest[begin:end] = self._lengths[self._row[end - 1]]
+        self._cuts = self._cut(greatest, most)
+        begin, end = self._cuts[-1]
+        room = most is None or (end - begin + 1) * int(greatest[-1]) <= most
+        if drop_last and end - begin < self._samples and room:
             self._cuts.pop()
 
     def __len__(self) -> int:
@@ -97,25 +105,17 @@ class BucketBatches(Sampler[list[int]]):
         The batches depend on the random state alone, not on `workers`. If their number is not a multiple of `workers`,
         the last group is smaller; it is drawn from anywhere in the row.
         """
-        row = self._row
+        row = self._row.copy()
         numbers: Sequence[int] = range(len(self._cuts))
         if self._shuffle:
             generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-            row = self._mixed(generator)
+            for begin, end in self._bounds:
+                row[begin:end] = row[begin:end][torch.randperm(end - begin, generator=generator).numpy()]
             numbers = _grouped(len(self._cuts), workers, generator)
         for number in numbers:
             begin, end = self._cuts[number]
             batch: list[int] = row[begin:end].tolist()
             yield batch
-
-    def _check_most(self, most: int) -> None:
-        _positive(most, "most")
-        longest = int(self._lengths.argmax())
-        if self._lengths[longest] > most:
-            raise ValueError(
-                f"sample {longest} has length {self._lengths[longest]}, and a batch may have {most} padded units at "
-                "most; raise most, or leave out samples that are so long"
-            )
 
     def _bucket_bounds(self, buckets: int | Sequence[int] | None, most: int | None) -> list[tuple[int, int]]:
         """begin .. end (excl.) of every bucket in the row; no bucket is empty."""
@@ -138,29 +138,14 @@ class BucketBatches(Sampler[list[int]]):
         """begin .. end (excl.) of every batch in the row, each as large as allowed."""
         cuts, begin = [], 0
         while begin < len(longest):
-            end = self._end(longest, begin, most)
+            end = min(len(longest), begin + self._samples)
+            if most is not None:  # lengths ascend, so the samples that fit are a prefix
+                end = min(end, begin + most // max(1, int(longest[begin])))
+                sizes = np.arange(1, end - begin + 1) * longest[begin:end]
+                end = begin + int(np.searchsorted(sizes, most, side="right"))
             cuts.append((begin, end))
             begin = end
         return cuts
-
-    def _end(self, longest: Lengths, begin: int, most: int | None) -> int:
-        """The end of the batch that starts at `begin`; lengths ascend, so the samples that fit are a prefix."""
-        if most is None:
-            return min(len(longest), begin + self._samples)
-        end = min(len(longest), begin + self._samples, begin + most // max(1, int(longest[begin])))
-        sizes = np.arange(1, end - begin + 1) * longest[begin:end]
-        return begin + int(np.searchsorted(sizes, most, side="right"))
-
-    def _last_is_short(self, longest: Lengths, most: int | None) -> bool:
-        """Whether one more sample of the last one's length would fit into the last batch."""
-        begin, end = self._cuts[-1]
-        return end - begin < self._samples and (most is None or (end - begin + 1) * int(longest[-1]) <= most)
-
-    def _mixed(self, generator: torch.Generator) -> NDArray[np.int64]:
-        row: Lengths = self._row.copy()
-        for begin, end in self._bounds:
-            row[begin:end] = row[begin:end][torch.randperm(end - begin, generator=generator).numpy()]
-        return row
 
 
 def _grouped(count: int, size: int, generator: torch.Generator) -> list[int]:

@@ -237,8 +237,8 @@ class Position:
         if ledger is not None and any(state["leased"] for state in states):
             then = Ledger()
             then.load(ledger)
-            self.rest = then.unfinished(loader)
-            self.epoch = min(self.rest, default=max(then.closed(loader) + 1, *(state["epoch"] for state in states)))
+            self.rest, begun = then.epochs.unfinished(loader), [state["epoch"] for state in states]
+            self.epoch = min(self.rest, default=max(then.epochs.closed(loader) + 1, *begun))
         else:
             self.rest = {epoch: Ranges(rest) for epoch, rest in states[0]["rest"]}
             begun = sorted({epoch for state in states for epoch in passes_of(state)})

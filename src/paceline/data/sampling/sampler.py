@@ -193,7 +193,7 @@ class Permutation:
         if left * left < n:
             left += 1
         self._left, self._right = left, max(1, -(-n // left))
-        self._keys = [_mixed_number((key + (k + 1) * _GOLDEN) & _MASK) for k in range(ROUNDS)]
+        self._keys = _mixed(np.array([(key + (k + 1) * _GOLDEN) & _MASK for k in range(ROUNDS)], dtype=np.uint64))
 
     def __len__(self) -> int:
         return self.n
@@ -209,8 +209,8 @@ class Permutation:
         left, right = np.uint64(self._left), np.uint64(self._right)
         a, b = x // right, x % right
         for k in range(0, ROUNDS, 2):
-            a = _sum(a, _mixed(b ^ np.uint64(self._keys[k])) % left, left)
-            b = _sum(b, _mixed(a ^ np.uint64(self._keys[k + 1])) % right, right)
+            a = _sum(a, _mixed(b ^ self._keys[k]) % left, left)
+            b = _sum(b, _mixed(a ^ self._keys[k + 1]) % right, right)
         words: Words = a * right + b
         return words
 
@@ -230,13 +230,6 @@ def _mixed(x: Words) -> Words:
     x *= np.uint64(0x94D049BB133111EB)
     x ^= x >> np.uint64(31)
     return x
-
-
-def _mixed_number(x: int) -> int:
-    """The same of one number."""
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
 
 
 # -- the user's own samplers ----------------------------------------------------------------------
@@ -335,17 +328,13 @@ def drawn(drawing: Drawing, length: int | None) -> Order:
 
     def enough(items: list[Any]) -> bool:
         nonlocal weight
-        weight += sum(map(_samples, items[-CHUNK:]))
+        weight += sum(len(item) if isinstance(item, (list, tuple)) else 1 for item in items[-CHUNK:])
         return weight > HELD and len(items) > least
 
     begun = drawing.take(enough)
     if not (weight > HELD and len(begun) > least):
         return Drawn(begun)
     return StreamedOrder(drawing, begun, length if length is not None and length > LONGEST else None)
-
-
-def _samples(item: Any) -> int:
-    return len(item) if isinstance(item, (list, tuple)) else 1
 
 
 # -- plans ----------------------------------------------------------------------------------------

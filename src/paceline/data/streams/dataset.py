@@ -304,11 +304,8 @@ class _Reader(Dataset[Any]):
 
     def _opened(self, request: Request) -> _OpenShard:
         opened, key = self._open_shard, (request.epoch, request.shard)
-        if (
-            opened is None
-            or opened.key != key
-            or (opened.at != request.begin and not opened.ended_before(request.begin))
-        ):
+        ended = opened is not None and opened.over and opened.at <= request.begin
+        if opened is None or opened.key != key or (opened.at != request.begin and not ended):
             samples = self.users.read(request.shard, request.begin, self._seed, request.epoch)
             opened = _OpenShard(key, samples, request.begin)
         return opened
@@ -328,7 +325,3 @@ class _OpenShard:
         self.over = not self._lookahead
         self.at += len(taken)
         return taken
-
-    def ended_before(self, begin: int) -> bool:
-        """Whether `begin` lies beyond the end."""
-        return self.over and self.at <= begin

@@ -135,7 +135,10 @@ class RowShards:
     def read(self, shard: int, skip: int) -> Iterator[dict[str, Any]]:
         """The rows of a file, without the first `skip`; row groups before them are not read."""
         with _parquet().ParquetFile(self._paths[shard]) as file:
-            self._check_columns(file, self._paths[shard])
+            there = file.schema_arrow.names
+            missing = sorted(set(self._columns or ()) - set(there))
+            if missing:
+                raise ValueError(f"{self._paths[shard]} has no column {', '.join(missing)}; it has {', '.join(there)}")
             for group in range(file.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
                 if skip >= rows:
@@ -144,12 +147,6 @@ class RowShards:
                 for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=self._columns):
                     beyond, skip = batch.slice(skip), max(0, skip - len(batch))
                     yield from beyond.to_pylist()
-
-    def _check_columns(self, file: Any, path: Path) -> None:
-        there = file.schema_arrow.names
-        missing = sorted(set(self._columns or ()) - set(there))
-        if missing:
-            raise ValueError(f"{path} has no column {', '.join(missing)}; it has {', '.join(there)}")
 
 
 class HuggingFaceShards:

@@ -136,7 +136,7 @@ class ControlLedger:
     def _not_done(self, loader: int, epoch: int, ranges: Ranges) -> list[tuple[int, int]]:
         """Those of these places that are not done, and of which the epoch has any."""
         extent = self._ledger.extent(loader, epoch)
-        if extent is None and epoch <= self._ledger.closed(loader):
+        if extent is None and epoch <= self._ledger.epochs.closed(loader):
             return []
         total = ENDLESS if extent is None else extent[0]
         done = self._ledger.done_places(loader, epoch)
@@ -257,8 +257,8 @@ class ControlLedger:
 
     def _ends(self, worker: int, loader: int, epoch: int, total: int) -> None:
         """A worker reports the end of an epoch: it must hold places of it, and done places must lie before the end."""
-        extent = self._ledger.extent(loader, epoch)
-        if (extent is None and epoch <= self._ledger.closed(loader)) or (extent is not None and total >= extent[0]):
+        extent, epochs = self._ledger.extent(loader, epoch), self._ledger.epochs
+        if (extent is None and epoch <= epochs.closed(loader)) or (extent is not None and total >= extent[0]):
             return  # another worker has reported it
         if extent is not None and extent[0] != ENDLESS:
             raise MismatchError(
@@ -280,7 +280,7 @@ class ControlLedger:
         known = self._expected.get((loader, epoch))
         if known is None and loader not in self._asked:
             self._expected[loader, epoch] = rest.state()
-            self._ledger.expect(loader, epoch, rest)
+            self._ledger.epochs.expect(loader, epoch, rest)
             self.save()
         elif known != rest.state():
             raise MismatchError(

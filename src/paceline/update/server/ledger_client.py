@@ -329,7 +329,7 @@ class SocketLedgerClient(Leases):
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
         with self._ledger.lock:
-            self._ledger.expect(loader, epoch, rest)
+            self._ledger.epochs.expect(loader, epoch, rest)
 
     def state(self) -> dict[str, Any] | None:
         with self._ledger.lock:

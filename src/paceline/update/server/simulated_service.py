@@ -69,7 +69,7 @@ class SimulatedLedgerClient(Leases):
         self._ledger.waits(self._rank, now)
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
-        self._ledger.expect(loader, epoch, rest)
+        self._ledger.epochs.expect(loader, epoch, rest)
 
     def state(self) -> dict[str, Any] | None:
         return self._ledger.state(self._service.now()) if self._keeps else None
