@@ -596,7 +596,7 @@ def _tuner(
     kind = kind_of(rule, owned) if rule.name == "auto" else ""
     measured = MeasuredChoices(tunables, chooser, unprobed, controller, kind)
     if exchanges:
-        measured.begin()
+        measured.use(first)
     each = world.size > 1 and not first.schedule.workers_meet
     return Tuner(tunables, world, RequestFiles(settings.log, each), monitor.note, each, measured)
 

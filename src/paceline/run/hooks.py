@@ -308,7 +308,7 @@ class StepHooks:
             return
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         if closure is not None and self._tuner.measured.probing:
-            self._tuner.end_probe("step(closure) computes gradients inside the step")
+            self._tuner.measured.end_probe("step(closure) computes gradients inside the step")
         elif closure is not None:
             text = f"{type(optimizer).__name__}.step(closure) computes gradients inside the step, where"
             more = "cannot exchange them; call backward() before step(), or use a rule that exchanges blocks"

@@ -24,7 +24,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.communication.virtual.clock import Clock
 from paceline.core.optimizer_state import Owned, moments
@@ -48,22 +48,8 @@ Times = tuple[float, float]
 """(e, seconds of exchanging the model once; c, seconds of a minibatch)."""
 
 
-class Timer(Protocol):
-    """Measures blocks on one worker."""
-
-    def stepped(self, blocks: int, steps: int) -> Times | None:
-        """A step was made; `blocks` have been exchanged, and this worker has made `steps` minibatches. The times of the
-        last blocks, where there are as many as a measurement has."""
-
-    def now(self) -> float:
-        """Seconds."""
-
-    def restart(self) -> None:
-        """Forget all measurements."""
-
-
 class WallTimer:
-    """By the wall clock.
+    """Measures blocks on one worker by the wall clock.
 
     Args:
         exchanged: total seconds that exchanges of blocks kept this worker, waiting and exchanging, and that they took,
@@ -80,6 +66,8 @@ class WallTimer:
         return time.perf_counter()
 
     def stepped(self, blocks: int, steps: int) -> Times | None:
+        """A step was made; `blocks` have been exchanged, and this worker has made `steps` minibatches. The times of the
+        last blocks, where there are as many as a measurement has."""
         if blocks == self._blocks:
             return None
         now = [self.now(), *self._exchanged[:3], float(steps)]
@@ -101,7 +89,7 @@ class WallTimer:
 
 
 class SimulatedTimer:
-    """By the simulated clock.
+    """As `WallTimer`, by the simulated clock.
 
     Args:
         clock: the cluster's.
@@ -126,6 +114,9 @@ class SimulatedTimer:
         step_s = median(self._clock.compute_s(self._rank, step) for step in range(max(0, steps - LEAST), steps))
         last = range(blocks - LEAST + 1, blocks + 1)
         return min(ring_s(self._clock, self._rank, self._workers, self._nbytes, n) for n in last), step_s
+
+
+Timer = WallTimer | SimulatedTimer
 
 
 def ring_s(clock: Clock, rank: int, workers: int, nbytes: int, number: int) -> float:
@@ -165,8 +156,7 @@ class PeriodController:
 
     def stepped(self, blocks: int, steps: int) -> None:
         """A step was made; `blocks` have been exchanged, and this worker has made `steps` minibatches."""
-        times = self._timer.stepped(blocks, steps) if self._timer is not None else None
-        if times is None or self._timer is None:
+        if self._timer is None or (times := self._timer.stepped(blocks, steps)) is None:
             return
         self._times, now = times, self._timer.now()
         self._until_s = now + LASTS_S if self._until_s is None else self._until_s
@@ -237,7 +227,6 @@ class PeriodController:
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint."""
         return {"usual": self._usual_s, "settled": self._settled, "fitted": self._fitted, "held": self.held}
 
     def load(self, state: dict[str, Any]) -> None:

@@ -109,12 +109,10 @@ class RequestFiles:
         assert self.folder is not None
         path = self.folder / (name + REQUEST)
         if not self._each:
-            taken = self.folder / (name + TAKEN)
             try:
-                path.rename(taken)
+                path = path.rename(self.folder / (name + TAKEN))
             except OSError:  # another worker was faster, or permission is missing
                 return None
-            path = taken
         try:
             body = read(path)
             changes = body.get("changes") or {}

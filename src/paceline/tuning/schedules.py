@@ -89,6 +89,5 @@ class Newbob:
         return {"best": str(self.best), "halving": self.halving, "done": self.done, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`."""
         self.best, self.count = float(state["best"]), int(state["count"])
         self.halving, self.done = bool(state["halving"]), bool(state["done"])

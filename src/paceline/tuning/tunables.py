@@ -196,11 +196,8 @@ class Tunables:
                 for number, optimizer, group in self._groups(name):
                     self._check_group(name, value, number, optimizer, group)
         for number in range(len(self.rates.groups())):
-            if self._named(changes, "lr", number) and self._named(changes, "lr_factor", number):
+            if all(base in changes or f"{base}@{number}" in changes for base in ("lr", "lr_factor")):
                 raise RuleError(f"lr and lr_factor of group {number} cannot both change; choose one")
-
-    def _named(self, changes: Changes, base: str, number: int) -> bool:
-        return base in changes or f"{base}@{number}" in changes
 
     def _groups(self, name: str) -> list[tuple[int, Optimizer, Group]]:
         """The groups that a name means; `UnsupportedError` if there is none."""
@@ -316,11 +313,10 @@ class Tunables:
         """Present numbers by name, `lr/1` for that of group 1 if groups differ; without tensors on a device."""
         numbers: dict[str, float] = {}
         for name in ("lr", "momentum", "weight_decay"):
-            groups = [(k, one, group) for k, (one, group) in enumerate(self.rates.groups()) if _tunable(group, name)]
             own = {
                 k: float(self._value(name, k, group)) * (self.rates.of_workers(optimizer) if name == "lr" else 1.0)
-                for k, optimizer, group in groups
-                if not (isinstance(group[name], Tensor) and group[name].device.type != "cpu")
+                for k, (optimizer, group) in enumerate(self.rates.groups())
+                if _tunable(group, name) and not (isinstance(group[name], Tensor) and group[name].device.type != "cpu")
             }
             same = len(set(own.values())) == 1
             numbers |= {name: next(iter(own.values()))} if same else {f"{name}/{k}": value for k, value in own.items()}

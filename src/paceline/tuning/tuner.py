@@ -56,15 +56,11 @@ class MeasuredChoices:
         period_controller_for: PeriodControllerFor | None = None,
         kind: str = "bmuf",
     ) -> None:
-        self._tunables, self.chooser, self._unprobed = tunables, chooser, unprobed
+        self._tunables, self.chooser, self.unprobed = tunables, chooser, unprobed
         self._period_controller_for, self._kind = period_controller_for, kind
         self.period_controller: PeriodController | None = None
         self.place: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Returns (exchanged blocks, minibatches of this worker) at present."""
-
-    def begin(self) -> None:
-        """The run exchanges: take the rates of its workers, and control the period where no probe comes first."""
-        self._use(self._tunables.rule)
 
     # -- measuring --------------------------------------------------------------------------------
 
@@ -74,7 +70,6 @@ class MeasuredChoices:
         return any(one is not None and one.due for one in (self.period_controller, self.chooser))
 
     def stepped(self) -> None:
-        """A step was made."""
         if self.period_controller is not None:
             self.period_controller.stepped(*self.place())
         if self.chooser is not None:
@@ -88,9 +83,8 @@ class MeasuredChoices:
     def agree(self, measured: Sequence[Any]) -> tuple[Changes, str] | None:
         """Choose, the same on every worker; (what else changes, why), or None. `measured`: of each worker."""
         if self.chooser is not None:
-            of_chooser = [row[1] for row in measured]
+            self.chooser.agree([row[1] for row in measured])
             measured = [row[0] for row in measured]
-            self.chooser.agree(of_chooser)
         if self.period_controller is None:
             return None
         return self.period_controller.agree(measured, self._tunables.rule.paced)
@@ -128,11 +122,16 @@ class MeasuredChoices:
             return None
         before = self._tunables.rule
         chooser.pending = False
-        self._use(chooser.rule)
+        self.use(chooser.rule)
         if (sync := self._tunables.rates.sync) is not None:
             sync.take_over(self._tunables.rates.groups())
-        if self._tunables.rule.schedule.exchanges_blocks:
-            self._keep_numbers(before, chooser.asked)
+        if self._tunables.rule.schedule.exchanges_blocks:  # keep the numbers that were set during the probe
+            rule = self._tunables.rule = replace(self._tunables.rule, outer=before.outer)
+            if before.schedule.period != chooser.asked.schedule.period:
+                period = max(before.schedule.period, rule.schedule.overlap)
+                self._tunables.rule = replace(rule, schedule=replace(rule.paced, period=period))
+                if self.period_controller is not None:
+                    self.period_controller.held = True
         return chosen
 
     @property
@@ -163,25 +162,8 @@ class MeasuredChoices:
         choice, schedule = self.chooser.choice if self.chooser is not None else None, self._tunables.rule.schedule
         return replace(choice, period=schedule.period, overlap=schedule.overlap).json() if choice is not None else None
 
-    @property
-    def at_once(self) -> str:
-        """That blocks begin at once, with a learning rate that is not the program's; empty if not so."""
-        rule = self._tunables.rule
-        why = f" without a probe: {self._unprobed}" if self._unprobed else ""
-        blocks = f"{rule.name}: blocks of {rule.schedule.period} minibatches{why}{self.rate}"
-        return blocks if self.rate and not self.probing else ""
-
-    def _keep_numbers(self, before: Rule, asked: Rule) -> None:
-        """Keep the numbers of the rule that were set during the probe."""
-        rule = self._tunables.rule = replace(self._tunables.rule, outer=before.outer)
-        if before.schedule.period != asked.schedule.period:
-            period = max(before.schedule.period, rule.schedule.overlap)
-            self._tunables.rule = replace(rule, schedule=replace(rule.paced, period=period))
-            if self.period_controller is not None:
-                self.period_controller.held = True
-
-    def _use(self, rule: Rule) -> None:
-        """Continue with this rule."""
+    def use(self, rule: Rule) -> None:
+        """Continue with this rule: with the rates of its workers, and a controlled period where no probe is made."""
         self._tunables.rule = rule
         self.follow_workers()
         make, choice = self._period_controller_for, self.chooser.choice if self.chooser is not None else None
@@ -208,7 +190,7 @@ class MeasuredChoices:
                 chooser.load(saved, steps)
             else:
                 chooser.renew(steps)
-            self._use(chooser.rule)
+            self.use(chooser.rule)
         if saved is not None:  # before 2026-11-29 the factors had that of the number of workers
             factors = [[number, one / float(saved.get("factor", 1.0))] for number, one in knobs["factors"]]
             knobs = {"rule": knobs["rule"] if same or chooser is not None else None, "factors": factors}
@@ -280,8 +262,16 @@ class Tuner:
         elif not self._stack and not any(not one.revert for one in [*self._asked, *self._decided]):
             raise RuleError(_NOTHING)
         name = ""
-        if self._each:
-            self._check_seen()
+        if self._each:  # all workers have to see the request
+            folder, ranks = self._request_files.folder, range(self._world.size)
+            if folder is None or not all((folder.parent / log_name(rank, 1)).exists() for rank in ranks):
+                raise UnsupportedError(
+                    self._world.sign(
+                        f"under {self.rule.text()} a change goes to other workers through the log directory, and "
+                        + (f"not all logs lie in {folder.parent}" if folder is not None else "this run has none")
+                        + "; give all workers one on a file system that they share: attach(.., log=DIR)"
+                    )
+                )
             name = self._request_files.put(changes, revert)
         return self._take(TuneRequest(changes, revert, request_file=name))
 
@@ -308,18 +298,6 @@ class Tuner:
             self._asked.append(request)
         return request
 
-    def _check_seen(self) -> None:
-        """Refuse a request that not all workers would see."""
-        folder, ranks = self._request_files.folder, range(self._world.size)
-        if folder is None or not all((folder.parent / log_name(rank, 1)).exists() for rank in ranks):
-            raise UnsupportedError(
-                self._world.sign(
-                    f"under {self.rule.text()} a change goes to other workers through the log directory, and "
-                    + (f"not all logs lie in {folder.parent}" if folder is not None else "this run has none")
-                    + "; give all workers one on a file system that they share: attach(.., log=DIR)"
-                )
-            )
-
     # -- deciding ---------------------------------------------------------------------------------
 
     def exchange_requests(self, transport: Transport) -> None:
@@ -328,11 +306,14 @@ class Tuner:
 
     def gather(self, transport: Transport) -> GatheredRequests:
         """Gather all requests and votes; changes nothing, so that it can be retried."""
-        mine = list(self._asked)
-        answers = transport.gather_json(
-            [[[one.changes, one.revert, one.number] for one in mine], self.measured.measurements()]
-        )
-        requests = [self._request(rank, row, mine) for rank, (rows, _) in enumerate(answers) for row in rows]
+        own = {one.number: one for one in self._asked}
+        mine = [[one.changes, one.revert, one.number] for one in self._asked]
+        answers = transport.gather_json([mine, self.measured.measurements()])
+        requests = [
+            own[number] if rank == self._world.rank else TuneRequest(dict(changes), bool(revert), rank)
+            for rank, (rows, _) in enumerate(answers)
+            for changes, revert, number in rows
+        ]
         verdicts = transport.gather_json([self._problem(one) for one in requests]) if requests else []
         if self.measured.probing and self.measured.chooser is not None:
             self.measured.chooser.time_more(transport, [row[1] for _, row in answers])
@@ -341,9 +322,8 @@ class Tuner:
     def decide(self, gathered: GatheredRequests) -> None:
         """Accept the requests that all workers can apply, and refuse the others."""
         requests, verdicts, measured = gathered
-        measured_change = self.measured.agree(measured)
-        if measured_change is not None:
-            self._decided.append(TuneRequest(measured_change[0], False, 0, why=measured_change[1]))
+        if (change := self.measured.agree(measured)) is not None:
+            self._decided.append(TuneRequest(change[0], False, 0, why=change[1]))
         self._asked = [one for one in self._asked if one not in requests]
         for number, request in enumerate(requests):
             problems = [(rank, row[number]) for rank, row in enumerate(verdicts) if row[number]]
@@ -352,11 +332,6 @@ class Tuner:
                 self._refuse(request, f"{problem} ({self._world.name(rank)})")
             else:
                 self._decided.append(request)
-
-    def _request(self, rank: int, row: list[Any], mine: list[TuneRequest]) -> TuneRequest:
-        if rank == self._world.rank:
-            return next(one for one in mine if one.number == row[2])
-        return TuneRequest(dict(row[0]), bool(row[1]), rank)
 
     def among(self, world: World) -> None:
         """The membership changed; the rule counts each worker of `world`."""
@@ -378,10 +353,6 @@ class Tuner:
 
     # -- the rule ---------------------------------------------------------------------------------
 
-    def end_probe(self, why: str) -> None:
-        """Choose blocks without further times, because gradients cannot be exchanged."""
-        self.measured.end_probe(why)
-
     def take_choice(self) -> Rule | None:
         """The rule that was chosen, if that has not taken effect yet; it does now."""
         chosen = self.measured.take()
@@ -396,8 +367,11 @@ class Tuner:
 
     def note_rate(self) -> None:
         """At attach: log where the learning rate is not the program's and no choice of the rule will tell."""
-        if why := self.measured.at_once:
-            self._note("rule", rule=self.rule.text(), why=why, total_minibatches=0)
+        measured, rule = self.measured, self.rule
+        if (rate := measured.rate) and not measured.probing:
+            unprobed = f" without a probe: {measured.unprobed}" if measured.unprobed else ""
+            why = f"{rule.name}: blocks of {rule.schedule.period} minibatches{unprobed}{rate}"
+            self._note("rule", rule=rule.text(), why=why, total_minibatches=0)
 
     def _tell_rule(self, why: str, blind: bool = False) -> None:
         """In one line, but for a `blind` choice, which times will change; and in the log."""
@@ -428,33 +402,27 @@ class Tuner:
             self._refuse(request, problem)
             return
         request.block, request.minibatch = self.measured.place()
+        controller = self.measured.period_controller
         if request.revert:
             snapshot = self._stack.pop()
             names = self.tunables.names_in(snapshot)
             before = self.tunables.show(names)
             self.tunables.restore(snapshot)
-            if self.measured.period_controller is not None:
-                self.measured.period_controller.held = bool(snapshot.get("held"))
+            if controller is not None:
+                controller.held = bool(snapshot.get("held"))
         else:
             names = list(request.changes)
             before = self.tunables.show(names)
             if not request.why:
-                self._stack = [*self._stack, self._snapshot(request.changes)][-KEPT:]
+                snapshot = self.tunables.snapshot(request.changes)
+                if controller is not None:  # a requested period is held from now on
+                    snapshot["held"] = controller.held
+                    controller.held = controller.held or "period" in request.changes
+                self._stack = [*self._stack, snapshot][-KEPT:]
             self.tunables.apply(request.changes)
         after = self.tunables.show(names)
         moved = [name for name in after if not request.revert or before[name] != after[name]]
         request.values = {name: [before[name], after[name]] for name in moved}
-        self._applied(request)
-
-    def _snapshot(self, changes: Changes) -> dict[str, Any]:
-        """What undoes these requested changes; a requested period is held from now on."""
-        snapshot, controller = self.tunables.snapshot(changes), self.measured.period_controller
-        if controller is not None:
-            snapshot["held"] = controller.held
-            controller.held = controller.held or "period" in changes
-        return snapshot
-
-    def _applied(self, request: TuneRequest) -> None:
         request.applied = True
         about: dict[str, Any] = {"by": request.by, "revert": request.revert, "changes": request.values}
         about["block"] = request.block

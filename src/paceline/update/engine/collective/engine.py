@@ -271,7 +271,7 @@ class Engine:
         """Make sure that the gradients are the workers' mean."""
         tuner = self.run.tuner
         if tuner.measured.probing and stepping_scaler() is not None:
-            tuner.end_probe("a GradScaler makes the steps")
+            tuner.measured.end_probe("a GradScaler makes the steps")
         if tuner.measured.gave_up:
             self.follow_choice()
         else:
