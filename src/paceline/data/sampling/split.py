@@ -54,23 +54,17 @@ class Rounds:
     """Rounds of N batches: `total` places, `batch` places in a full batch."""
 
     def __init__(self, total: int, batch: int, workers: int) -> None:
-        self._total, self._batch, self.workers = total, batch, workers
+        self._batch, self.workers = batch, workers
         self._width = batch * workers
         self._full, rest = divmod(total, self._width)
-        self._tail: list[Range] = []  # the rounds that are not full
-        if rest:
-            self._tail = self._cut_tail(rest)
-
-    def _cut_tail(self, rest: int) -> list[Range]:
-        # BatchNorm fails on a batch of one sample
-        least = self.workers if self._batch < 4 else 2 * self.workers
         begin = self._full * self._width
-        if rest < least and self._full and self._batch >= 2:
+        self._tail: list[Range] = [(begin, total)] if rest else []  # the rounds that are not full
+        least = workers if batch < 4 else 2 * workers  # BatchNorm fails on a batch of one sample
+        if 0 < rest < least and self._full and batch >= 2:
             self._full -= 1
             begin -= self._width
             middle = begin + (self._width + rest + 1) // 2
-            return [(begin, middle), (middle, self._total)]
-        return [(begin, self._total)]
+            self._tail = [(begin, middle), (middle, total)]
 
     def __len__(self) -> int:
         return self._full + len(self._tail)

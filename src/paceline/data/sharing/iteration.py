@@ -155,11 +155,9 @@ class PlaceLog:
         return _joined(rows), len(batches) - len(rows)
 
     def state(self) -> list[Any]:
-        """For a checkpoint."""
         return [self._now, [[steps, rows] for steps, rows in self._steps]]
 
     def load(self, state: list[Any]) -> None:
-        """Restore `state`."""
         self._now = list(state[0])
         self._steps = deque((steps, rows) for steps, rows in state[1])
 
