@@ -142,9 +142,9 @@ def begin_together(
 
 
 @torch.no_grad()
-def take_untrained(transport: Transport, named: Sequence[tuple[str, Tensor]], source: int = 0) -> None:
-    """Every worker takes rank `source`'s values of the tensors that differ on any worker. Raises `UnsupportedError` on
-    every worker if a tensor of the same shape has memory of another size."""
+def take_untrained(transport: Transport, named: Sequence[tuple[str, Tensor]]) -> None:
+    """Every worker takes rank 0's values of the tensors that differ on any worker. Raises `UnsupportedError` on every
+    worker if a tensor of the same shape has memory of another size."""
     memories = [(name, leaf) for name, tensor in named for leaf in _memory(local(tensor))]
     if not memories:  # on all workers, which have compared their layouts
         return
@@ -152,9 +152,9 @@ def take_untrained(transport: Transport, named: Sequence[tuple[str, Tensor]], so
     if same_json(transport, sums):
         return
     gathered = transport.gather_json(sums)
-    others = [(k, rows) for k, rows in enumerate(zip(*gathered, strict=True)) if any(r != rows[source] for r in rows)]
+    others = [(k, rows) for k, rows in enumerate(zip(*gathered, strict=True)) if any(r != rows[0] for r in rows)]
     for k, rows in others:
-        if any(row[0] != rows[source][0] for row in rows):
+        if any(row[0] != rows[0][0] for row in rows):
             raise UnsupportedError(
                 transport.world.sign(
                     f"{memories[k][0]} is not trained, and takes {sorted({row[0] for row in rows})} bytes on different "
@@ -162,7 +162,14 @@ def take_untrained(transport: Transport, named: Sequence[tuple[str, Tensor]], so
                 )
             )
     for k, _ in others:
-        _broadcast(transport, memories[k][1], source)
+        tensor = memories[k][1]
+        flat = as_bytes(tensor).clone()
+        for begin in range(0, flat.numel(), PIECE_BYTES):
+            piece = flat[begin : begin + PIECE_BYTES]
+            wire = piece.to(transport.wire_device(piece.device))
+            transport.broadcast(wire, 0).wait()
+            piece.copy_(wire)
+        tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
 
 def _memory(tensor: Tensor) -> Iterator[Tensor]:
@@ -178,14 +185,3 @@ def _memory(tensor: Tensor) -> Iterator[Tensor]:
         yield from (tensor.values(), tensor.ccol_indices(), tensor.row_indices())
     elif tensor.numel():
         yield tensor
-
-
-def _broadcast(transport: Transport, tensor: Tensor, source: int) -> None:
-    """Give a tensor the bits that it has on rank `source`."""
-    flat = as_bytes(tensor).clone()
-    for begin in range(0, flat.numel(), PIECE_BYTES):
-        piece = flat[begin : begin + PIECE_BYTES]
-        wire = piece.to(transport.wire_device(piece.device))
-        transport.broadcast(wire, source).wait()
-        piece.copy_(wire)
-    tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))

@@ -604,11 +604,14 @@ class DeltaClient(Client):
     def _push_block(self) -> None:
         minibatches, self.since = self.since, 0
         ill = not all(span.fragment.finite() for span in self.spans)
-        if ill:
-            self._restart()
-        if ill and self._schedule.staleness is None:
-            self._tally.refused += 1
-            return
+        if ill:  # go on from the model that was pulled last, with a reset optimizer
+            for span, base in zip(self.spans, self._base, strict=True):
+                span.write(span.pulled)
+                base.copy_(span.pulled)
+                reset_state(self._optimizer, span.fragment.tensors)
+            if self._schedule.staleness is None:
+                self._tally.refused += 1
+                return
         values = [span.borrow() for span in self.spans]
         for span, base, then, sent in zip(self.spans, self._base, self._then, values, strict=True):
             span.note_version()  # a delta is measured from what was pulled last
@@ -620,13 +623,6 @@ class DeltaClient(Client):
             if ill:
                 sent.fill_(torch.nan)  # the owners refuse it, and the clock advances
         self._pending = self._push(values, minibatches)
-
-    def _restart(self) -> None:
-        """Go on from the model that was pulled last, with a reset optimizer."""
-        for span, base in zip(self.spans, self._base, strict=True):
-            span.write(span.pulled)
-            base.copy_(span.pulled)
-            reset_state(self._optimizer, span.fragment.tensors)
 
     @torch.no_grad()
     def _apply(self, pending: PendingExchange) -> None:

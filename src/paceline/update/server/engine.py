@@ -199,7 +199,6 @@ class Asynchronous:
 
     @property
     def global_model(self) -> OwnedShards | None:
-        """The global model, where the user's may differ from it."""
         return None if self.closed else self._shards
 
     # -- the end ----------------------------------------------------------------------------------
@@ -292,10 +291,6 @@ class Asynchronous:
         self._restart_timing()
 
     def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
-        """Read and check the checkpoint of another number of workers; the returned function applies it.
-
-        Before that call the user's model must hold the global model, and the optimizers their restored state.
-        """
         # of each client the clock of rank 0, with which all workers resume
         clocks = [int(old.part(0, "exchange", "streams", k, "clock") or 0) for k in range(len(self._clients))]
         return partial(self._begin, self._shards.resharded(old, clocks) if old.size > 1 else None, clocks)

@@ -355,10 +355,8 @@ class Failures:
                 )
                 return
             moved = [shard for shard, owner in members.owners.items() if owner == rank]
-            without_replica, before = (
-                any(members.replica_keeper(shard) is None for shard in moved),
-                sorted(members.lost),
-            )
+            without_replica = any(members.replica_keeper(shard) is None for shard in moved)
+            before = sorted(members.lost)
             members.lost[rank] = why
             context.server.leave(rank)
             if without_replica:  # shards are lost with their owner: an owner and its neighbour have died

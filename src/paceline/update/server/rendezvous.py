@@ -141,7 +141,8 @@ class _Acceptor:
             hello = channel.receive(deadline_s=HELLO_S)
             rank = hello.numbers[0]
             known = isinstance(hello.note, str) and hmac.compare_digest(hello.note.encode(), self._token)
-            impostor = self._impostor(rank, channel) if known else ""
+            role = rank_role(self._ranks[rank]) if 0 <= rank < self._world.size else ""
+            impostor = refusal(channel.identity, role, self._world.name(rank)) if known and role else ""
             if hello.kind == HELLO and known and not impostor and self._take(rank, channel):
                 channel.adjust(limit=limit)
                 return
@@ -153,12 +154,6 @@ class _Acceptor:
                 self._pending.remove(channel)
         channel.close()
         turned_away(channel.peer, why)
-
-    def _impostor(self, rank: int, channel: Channel) -> str:
-        """Why the other end is not that rank; empty if it is, or if no such rank is expected."""
-        if not 0 <= rank < self._world.size:
-            return ""
-        return refusal(channel.identity, rank_role(self._ranks[rank]), self._world.name(rank))
 
     def _take(self, rank: int, channel: Channel) -> bool:
         with self._changed:

@@ -392,9 +392,7 @@ class ParameterShard:
             if not self.update_rule.takes_nonfinite and not all_finite(values):
                 return REFUSED
             delay = self.version - incoming.version
-            push = Push(
-                delay=delay, update=self.version + 1, workers=self.clocks.sharing(incoming.clock), lr=0.0, momentum=0.0
-            )
+            push = Push(delay, self.version + 1, self.clocks.sharing(incoming.clock), lr=0.0)
             origin = self._origin(incoming) if self._keeps_origins else None
             self.update_rule.apply(values, self.anchor, origin, incoming, push)
             self.version += 1

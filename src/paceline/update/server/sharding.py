@@ -106,19 +106,16 @@ class ShardLayout:
         found = []
         for k, group in enumerate(optimizer.param_groups):
             pairs = [(names[id(p)], p) for p in group["params"] if id(p) in names and p.numel()]
-            _refuse_unsupported(pairs)
+            for name, parameter in pairs:
+                if parameter.is_complex():
+                    raise UnsupportedError(f"{name} is complex; asynchronous rules take real parameters only")
+                if hasattr(parameter, "to_local"):
+                    raise UnsupportedError(
+                        f"{name} is sharded (a DTensor), which asynchronous rules do not take; use a rule that "
+                        "exchanges blocks"
+                    )
             found += [self.add(fragment, (optimizer, k)) for fragment in fragments("parameters", pairs)]
         return found
-
-
-def _refuse_unsupported(pairs: Named) -> None:
-    for name, parameter in pairs:
-        if parameter.is_complex():
-            raise UnsupportedError(f"{name} is complex; asynchronous rules take real parameters only")
-        if hasattr(parameter, "to_local"):
-            raise UnsupportedError(
-                f"{name} is sharded (a DTensor), which asynchronous rules do not take; use a rule that exchanges blocks"
-            )
 
 
 SHARDS = ("exchange", "pieces")
@@ -286,19 +283,9 @@ class OwnedShards:
 
     def from_one_worker(self) -> dict[int, dict[str, Any]]:
         """The same, made from the model and the optimizers of a single worker."""
-        found: dict[int, dict[str, Any]] = {}
-        for span in self.layout.spans:
-            optimizer = self._stepping(span)
-            whole = ({}, {}) if optimizer is None else optimizer_state(optimizer, span.fragment, 0, span.numel)
-            tensors, numbers = whole
-            about = {"version": 0, "numbers": numbers, "clocks": []}
-            for one in span.ranges:
-                if one.number in self.server.shards:
-                    low, high = one.cut.begin, one.cut.end
-                    values = span.pulled[low:high]
-                    kept = {name: tensor[low:high] for name, tensor in tensors.items()}
-                    state = {"about": about, "anchor": values, "tensors": kept, "origins": {}, "first": values}
-                    found[one.number] = state
+        found = {number: self._shard(number).state() for number in self.server.shards}
+        for state in found.values():
+            state["about"]["version"] = 0
         return found
 
     # -- the global model ---------------------------------------------------------------------------

@@ -116,24 +116,16 @@ class SocketService:
         owners = sorted({self.members.owners[shard] for shard in moved})
         self.context.reports.lost(rank, why, owners)
         if self.members.rank in owners:
-            self._take_over(rank, moved)
+            self.context.reports.takeover(rank, max(self.context.server.adopt(shard) for shard in moved))
         self.peers.say_all(FrameKind.OUT, (rank, int(gone)), note=why)
-        self._dismiss(rank, why)
-        self._request_again(set(moved))
-        self.ledger_client.lost(rank, LEDGER_SHARD in moved)
-
-    def _take_over(self, rank: int, shards: list[int]) -> None:
-        """Become the owner of a lost worker's shards."""
-        self.context.reports.takeover(rank, max(self.context.server.adopt(shard) for shard in shards))
-
-    def _dismiss(self, rank: int, why: str) -> None:
-        """Tell a lost worker so, over any connection that still works, and close both."""
         peer, incoming = self.peers.remote[rank], self.peers.incoming[rank]
-        for channel in (peer.channel, incoming):
+        for channel in (peer.channel, incoming):  # tell the lost worker, over any connection that still works
             with contextlib.suppress(PacelineError, OSError):
                 self.context.send(channel, FrameKind.OUT, (rank,), note=why, deadline_s=0.1)
         peer.close()
         incoming.close()
+        self._request_again(set(moved))
+        self.ledger_client.lost(rank, LEDGER_SHARD in moved)
 
     # -- requests: the training thread ------------------------------------------------------------
 

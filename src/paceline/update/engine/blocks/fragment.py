@@ -90,12 +90,6 @@ class LocalOptimizers:
         """Take the present step counts as those of the block's start."""
         self.counts = [step_count(optimizer, [p for _, p in named]) for optimizer, named in self.owned]
 
-    def reset_for_overlap(self) -> None:
-        """Begin the next block before the last one's result has arrived."""
-        for _, choice, optimizer, parameters in self:
-            if choice == "reset":
-                reset_state(optimizer, parameters)
-
     def advance(self, tau: float, ahead: float, made: int | None, left_out: bool) -> None:
         """Update state and step counts after a block's exchange: `tau` equivalent minibatches of the mean displacement,
         which the next start is `ahead` of, `made` since it began (None without overlap)."""
@@ -293,7 +287,9 @@ class BlockUpdate:
             self.restart()
         if overlapped:  # the next block begins before this one's result has arrived
             state.take_snapshot()
-            self.optimizers.reset_for_overlap()
+            for _, choice, optimizer, parameters in self.optimizers:
+                if choice == "reset":
+                    reset_state(optimizer, parameters)
         self.in_flight = exchanger.start(header, self.chunks, numbers.block, state.checksum, overlapped)
 
     def _header(self, header: ExchangeHeader) -> ExchangeHeader:

@@ -761,19 +761,14 @@ def cut(layout: Layout, pieces: int, codec: Codec, coarse: int = 1) -> list[tupl
     least = SMALL_ELEMENTS * coarse if codec.exact else SMALL_CODED  # a lossy codec's loss depends on the cuts
     numel = layout.numel
     pieces = max(1, min(pieces, numel // least))
-    if codec.whole:
-        return _cut_between(layout, pieces)
-    if pieces == 1:
-        return [(0, numel)]
-    length = -(-numel // pieces // 64) * 64  # offsets aligned for every dtype
-    return [(begin, min(numel, begin + length)) for begin in range(0, numel, length)]
-
-
-def _cut_between(layout: Layout, pieces: int) -> list[tuple[int, int]]:
-    length = -(-layout.numel // pieces)
+    if not codec.whole:
+        if pieces == 1:
+            return [(0, numel)]
+        length = -(-numel // pieces // 64) * 64  # offsets aligned for every dtype
+        return [(begin, min(numel, begin + length)) for begin in range(0, numel, length)]
     ranges, begin = [], 0
     for matrix in layout.matrices:
-        if matrix.end - begin >= length or matrix.end == layout.numel:
+        if matrix.end - begin >= -(-numel // pieces) or matrix.end == numel:
             ranges.append((begin, matrix.end))
             begin = matrix.end
     return ranges

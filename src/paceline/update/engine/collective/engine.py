@@ -333,7 +333,6 @@ class Engine:
     # -- collective calls -------------------------------------------------------------------------
 
     def merge(self) -> None:
-        """End the current block of every fragment, at any number of minibatches."""
         if self.global_model is not None and self.block_exchanges is not None:
             self.block_exchanges.merge()
 
@@ -403,10 +402,6 @@ class Engine:
             exchanger.continue_at(sequence)
 
     def reshard(self, old: OldCheckpoint) -> Callable[[], None]:
-        """Read and check a checkpoint of another number of workers; returns a function that loads it.
-
-        When it is called, the user's model must hold the global model, and the optimizers their new state.
-        """
         tuner = self.run.tuner
         rule = tuner.measured.rule_of(old.part(0, "tuning", "choice"))
         warming = rule.schedule.warmup > 0 and not old.part(0, "flow", 1)  # blocks have not begun

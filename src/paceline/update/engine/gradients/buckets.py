@@ -372,10 +372,7 @@ class GradientBuckets:
 
     def presence(self) -> int:
         """Checksum of the set of parameters that have a gradient."""
-        marks = [False] * len(self._named)
-        for index, (place, number) in enumerate(self.place):
-            marks[index] = self.buckets[place].has[number]
-        return zlib.crc32(bytes(marks))
+        return zlib.crc32(bytes(self.buckets[place].has[number] for place, number in self.place))
 
     def clear_presence(self) -> None:
         """This worker has no gradients."""
