@@ -134,7 +134,6 @@ class Asynchronous:
         return [part for one in self._clients if isinstance(one, DeltaClient) for part in one.take_written()]
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Give the gradients back after the optimizer's step."""
         if not self._gradient and not skipped(optimizer):
             self._made.add(id(optimizer))
         if self._gradient:

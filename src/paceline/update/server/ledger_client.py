@@ -163,7 +163,14 @@ class SocketLedgerClient(Leases):
                 loader, epoch, begin, end, again = mark[:5]
                 if again:
                     self._alone.leased((loader, epoch, begin, end))
-                    self._tell_repeated(epoch, begin, end)
+                    if self._data.pushes_parameters:  # which have learnt from them again, though shards skip the push
+                        self._context.reports.inexact(
+                            f"places {begin} to {end - 1} of pass {epoch} are trained on again after a loss, and "
+                            "parameters are pushed, so that slices which have them get them twice (said once, the "
+                            "event log has all)",
+                            warns=not self._warned,
+                        )
+                        self._warned = True
                 return loader, epoch, begin, end
             if kind == LeaseAnswer.OVER or not question.dry:
                 return None
@@ -174,16 +181,6 @@ class SocketLedgerClient(Leases):
                 self._data.push_rest()
                 self.secure()
                 first = question
-
-    def _tell_repeated(self, epoch: int, begin: int, end: int) -> None:
-        """The shards that have these samples skip their push, but not parameters that have learnt from them again."""
-        if self._data.pushes_parameters:
-            self._context.reports.inexact(
-                f"places {begin} to {end - 1} of pass {epoch} are trained on again after a loss, and parameters are "
-                "pushed, so that slices which have them get them twice (said once, the event log has all)",
-                warns=not self._warned,
-            )
-            self._warned = True
 
     def _inquire(self, question: Question) -> tuple[int, ...]:
         """Ask, and wait for the answer; `lost` asks a new keeper again."""

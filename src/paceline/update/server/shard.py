@@ -216,7 +216,11 @@ class OptimizerSteps(UpdateRule):
         self._parameter = nn.Parameter(anchor, requires_grad=False)  # the same memory
         single: dict[str, Any] = {"foreach": False} if "foreach" in inspect.signature(kind).parameters else {}
         self._optimizer = kind([self._parameter], **single)
-        self._step = unprofiled(kind)
+        # What torch puts around a step, for its profiler and for hooks, takes longer than the step of a small shard.
+        # Not found by torch's mark, which `functools.wraps` copies to what a user puts around the step.
+        profiled: Any = Optimizer.profile_hook_step(Optimizer.step)
+        step: Any = kind.step
+        self._step = step.__wrapped__ if getattr(step, "__code__", None) is profiled.__code__ else step
         self._group = self._optimizer.param_groups[0]
         self._taken: GroupSettings = {}
         self._take(settings)
@@ -282,20 +286,6 @@ class OptimizerSteps(UpdateRule):
 def of_optimizer(state: Mapping[str, T]) -> dict[str, T]:
     """The part of a shard's state that is the optimizer's, by its own names."""
     return {name.removeprefix("optimizer."): x for name, x in state.items() if name.startswith("optimizer.")}
-
-
-def unprofiled(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
-    """An optimizer's step without what torch puts around it for its profiler and for hooks, of which a shard has none.
-
-    That takes longer than the step of a small shard.
-    """
-    step: Any = kind.step
-    profiled: Any = Optimizer.profile_hook_step(Optimizer.step)
-    # Not by torch's mark, which `functools.wraps` copies to what a user puts around the step.
-    found: Callable[[Optimizer], Any] = step
-    if getattr(step, "__code__", None) is profiled.__code__:
-        found = step.__wrapped__
-    return found
 
 
 class AddDelta(UpdateRule):

@@ -170,7 +170,6 @@ class SocketService:
             self.peers.remind()
 
     def done(self, pending: PendingExchange) -> bool:
-        """Whether it is answered."""
         self.context.check()
         return pending.done
 
@@ -222,7 +221,6 @@ class SocketService:
     # -- this worker's shards: the threads that serve --------------------------------------------------
 
     def push(self, shard: int, values: Tensor, incoming: IncomingPush, out: Tensor | None) -> PushResult:
-        """Apply a push to a shard of this worker."""
         answer = self.context.server.push(shard, values, incoming, out)
         if repeated := self.context.server.shards[shard].numbered.take_repeated():
             name = self.context.world.name(self.members.rank)
@@ -366,7 +364,6 @@ class SocketService:
         return request.out if request is not None and request.out is not None else fresh(header)
 
     def _take(self, rank: int, frame: Frame) -> None:
-        """Handle a frame of worker `rank`."""
         if frame.kind == FrameKind.OUT:
             self.failures.told(frame.numbers[0], str(frame.note), bool(frame.numbers[1]))
         elif frame.kind == FrameKind.ANSWER:

@@ -143,8 +143,14 @@ def _load(update: BlockUpdate, outer: dict[str, Tensor], saved: dict[str, Any], 
         update.prepare()
         for chunk, kept in zip(update.chunks, passing["codec"], strict=True):
             chunk.state = restored(kept, chunk.outer.device)
-    if passing["flight"] is not None:
-        _resume_exchange(update, passing["flight"])
+    if (flight := passing["flight"]) is not None:  # an exchange that had arrived; it lands when due
+        update.left_out = flight["left_out"]
+        update.numbers.freeze(Coefficients(*flight["coefficients"]))
+        for one, snapshot in zip(state.all, flight["then"], strict=True):
+            one.snapshot = snapshot.to(one.device, copy=True) if snapshot is not None else None
+        pairs = zip(update.chunks, flight["codec"], strict=True)
+        arrived = [(chunk, restored(kept, chunk.outer.device)) for chunk, kept in pairs]
+        update.in_flight = InFlightExchange.arrived(update.exchanger, _summary(flight["said"]), arrived)
 
 
 def _load_numbers(update: BlockUpdate, saved: dict[str, Any]) -> None:
@@ -154,17 +160,6 @@ def _load_numbers(update: BlockUpdate, saved: dict[str, Any]) -> None:
     update.state.mean_norm = saved.get("mean_norm", 0.0)
     if update.norms is not None:  # absent if the run was saved without a guard
         update.norms.load(saved.get("norms", []))
-
-
-def _resume_exchange(update: BlockUpdate, saved: dict[str, Any]) -> None:
-    """Resume an exchange that had arrived; it lands when due."""
-    update.left_out = saved["left_out"]
-    update.numbers.freeze(Coefficients(*saved["coefficients"]))
-    for state, snapshot in zip(update.state.all, saved["then"], strict=True):
-        state.snapshot = snapshot.to(state.device, copy=True) if snapshot is not None else None
-    kept = [restored(state, chunk.outer.device) for chunk, state in zip(update.chunks, saved["codec"], strict=True)]
-    arrived = list(zip(update.chunks, kept, strict=True))
-    update.in_flight = InFlightExchange.arrived(update.exchanger, _summary(saved["said"]), arrived)
 
 
 def _summary(rows: Sequence[list[int]]) -> ExchangeSummary:

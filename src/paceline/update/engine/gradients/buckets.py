@@ -374,11 +374,6 @@ class GradientBuckets:
         """Checksum of the set of parameters that have a gradient."""
         return zlib.crc32(bytes(self.buckets[place].has[number] for place, number in self.place))
 
-    def clear_presence(self) -> None:
-        """This worker has no gradients."""
-        for bucket in self.buckets:
-            bucket.has = [False] * len(bucket.has)
-
     def share_presence(self, summary: ExchangeSummary) -> None:
         """If workers have gradients of different parameters, each takes all of them."""
         weight = summary.headers[self._transport.world.rank].factor

@@ -353,8 +353,8 @@ class GradientUpdate:
         self._running = []
         self.exchanges += 1
         brought = [f for f, h in zip(footers, summary.headers, strict=True) if h.brings]
-        if not pending_header.header.brings:
-            self.buckets.clear_presence()
+        for bucket in self.buckets.buckets if not pending_header.header.brings else ():
+            bucket.has = [False] * len(bucket.has)
         if len({f.presence for f in brought}) > 1:
             self.buckets.share_presence(summary)
         self.landed, self.problem = True, None
