@@ -504,7 +504,7 @@ def test_law_8_a_worker_with_nan_is_left_out(case: Case, caplog: pytest.LogCaptu
         outs = go(case, samples=96, factor=factor)
     assert_agree(outs)
     assert all(bool(torch.isfinite(v).all()) for v in outs[0].model.values())
-    quiet = ("period stays", "the learning rate is", "Adam's own moments")
+    quiet = ("auto: ", "period stays", "the learning rate is", "Adam's own moments")
     said = [line for r in caplog.records if not any(one in (line := r.getMessage()) for one in quiet)]
     assert said and all("worker 1 on" in line and "worker 0" not in line for line in said)
 

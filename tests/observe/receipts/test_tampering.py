@@ -279,7 +279,7 @@ def test_what_is_missing_leaves_it_open(run: Path, missing: str, says: str) -> N
         (["--block", "4", "RUN", "nowhere.py"], "the program nowhere.py does not exist"),
         (["RUN", "--authority", "nowhere.pem"], "nowhere.pem is no certificate of a run's authority"),
         (["RUN", "--authority", "RUN/receipts/seal-0.json"], "is no certificate of a run's authority"),
-        (["RUN", "train.py", "--block", "2"], "--block is after the program train.py"),
+        (["RUN", "train.py", "--block", "2"], "--block after the program train.py"),
     ],
 )
 def test_calls_that_cannot_be_served(
