@@ -54,14 +54,13 @@ FAMILIES: dict[str, Callable[[], Iterable[Any]]] = {
     "iterable": lambda: list(torch.arange(31).split(2)),
     "IterableDataset": lambda: DataLoader(Stream(), 2),
     "one process": lambda: DataLoader(Numbers(31), 2, shuffle=True, num_workers=1),
-    "fewer than workers": lambda: DataLoader(Numbers(2), 1, shuffle=True),
     "none": lambda: DataLoader(Numbers(0), 2),
     "a batch larger than the data": lambda: DataLoader(Numbers(5), 64, shuffle=True),
     "batches of one": lambda: DataLoader(Numbers(7), 1),
 }
 ONE_PROCESS = pytest.param("one process", marks=pytest.mark.processes)
 HERE = [name for name in FAMILIES if name != "one process"]
-COUNTS = {"IterableDataset": 23, "fewer than workers": 2, "none": 0, "batches of one": 7}
+COUNTS = {"IterableDataset": 23, "none": 0, "batches of one": 7}
 COUNTS["a batch larger than the data"] = 5
 
 

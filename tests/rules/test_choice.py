@@ -103,7 +103,7 @@ def test_the_rule_can_be_asked_for_by_its_text() -> None:
     asked = rule_from_text("auto(gain=2, share=0.1, codec='int8', beta1=None)")
     for kind, more in (("bmuf", ""), ("bmuf_adam", ", beta1=None")):
         rule = chosen_rule(asked, Choice(False, "", 8, 2, ""), 11, kind)
-        text = f"{kind}(period=8, codec='int8', overlap=2, warmup=11, rate_exponent=0.29, gain=2{more})"
+        text = f"{kind}(period=8, codec='int8', overlap=2, warmup=11, rate_exponent=0.29, gain=2{more}, even=False)"
         assert rule.text() == text
         again = rule_from_text(text)
         assert (again.codec, again.outer, again.settings) == (rule.codec, rule.outer, rule.settings)

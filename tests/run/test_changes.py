@@ -91,7 +91,7 @@ BLOCKS = [
     "bmuf_adam(period=2)",
     "diloco(period=2)",
     "streaming_diloco(period=2, fragments=2, overlap=1)",
-    "auto(first=2)",
+    "auto(first=2, probe=0)",
 ]
 GRADIENTS = ["asgd", "ssp(staleness=2)", "adadelay", "staleness_aware", "dc_asgd", "momentum_tuned"]
 DELTAS = ["asgd(period=2)", "ssp(staleness=2, period=2)", "easgd(period=2)"]

@@ -43,7 +43,7 @@ def go(rule: str, workers: int = 2, time: Clock | None = None, **choices: Any) -
     return [out for out in paceline.simulate(program, workers, clock=time or clock()) if out is not None]
 
 
-RATE = "rate_exponent=0.29"
+RATE = "rate_exponent=0.29, even=False"
 """What `auto` does in blocks."""
 
 

@@ -123,7 +123,9 @@ def test_a_slow_network_has_blocks(seconds: float, optimizer: Any, rule: str) ->
     """As if that rule had been asked for."""
     outs = go("auto(rate_exponent=0)", seconds, optimizer=optimizer)
     known = outs[0].extra["rules"]
-    assert known[PROBE - 1] == "auto(rate_exponent=0)" and known[PROBE] == rule.replace(")", ", rate_exponent=0)")
+    assert known[PROBE - 1] == "auto(rate_exponent=0)" and known[PROBE] == rule.replace(
+        ")", ", rate_exponent=0, even=False)"
+    )
     assert [out.extra["rules"] for out in outs] == [known] * 2
     assert same_bits(outs[0].model, outs[1].model) and same_bits(outs[0].model, outs[0].exported)
     assert_same(outs, go(rule, seconds, optimizer=optimizer))
@@ -152,7 +154,7 @@ def test_the_log_and_the_report_say_it(tmp_path: Path, caplog: pytest.LogCapture
     with caplog.at_level(logging.INFO, "paceline"):
         go("auto", SLOW, settings={"log": tmp_path / "log"})
     line = "bmuf(period=4, overlap=2): a gradient exchange takes 8 ms beside 0.01 s of computing"
-    text = "bmuf(period=4, overlap=2, warmup=7, rate_exponent=0.29)"
+    text = "bmuf(period=4, overlap=2, warmup=7, rate_exponent=0.29, even=False)"
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("auto")]
     assert said == [f'auto: {line}. To repeat: --rule "{text}"']
     run = read_run(tmp_path / "log")
@@ -167,14 +169,16 @@ def test_a_run_that_is_started_again_takes_what_was_chosen(tmp_path: Path, monke
     go("auto", SLOW, settings={"log": tmp_path})
     monkeypatch.setenv("PACELINE_RESTART", "1")
     [out, _] = go("auto", FAST, settings={"log": tmp_path})
-    assert out.extra["rules"][PROBE:] == ["bmuf(period=4, overlap=2, warmup=7, rate_exponent=0.29)"] * (STEPS - PROBE)
+    assert out.extra["rules"][PROBE:] == ["bmuf(period=4, overlap=2, warmup=7, rate_exponent=0.29, even=False)"] * (
+        STEPS - PROBE
+    )
 
 
 def test_a_short_pass_has_short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred blocks of one minibatch need a hundred minibatches; without a clock too."""
     monkeypatch.setattr(choice, "BLOCKS", 100)
     assert {out.extra["rules"][-1] for out in go("auto", SLOW)} == {
-        "bmuf(period=2, overlap=2, warmup=7, rate_exponent=0.29)"
+        "bmuf(period=2, overlap=2, warmup=7, rate_exponent=0.29, even=False)"
     }
     torch.manual_seed(5)
     outs = paceline.simulate(Program("auto(probe=0)", samples=8 * 9, epochs=2, after_step=periods), 2)
@@ -263,7 +267,7 @@ def test_a_loop_whose_gradients_cannot_be_exchanged_has_blocks(steps: Any, why: 
     )
     for out, want in zip(outs, wants, strict=True):
         kind = "bmuf_adam" if make is torch.optim.Adam else "bmuf"
-        assert out[0] == f"{kind}(period=4, rate_exponent=0.29)" and out[1] == want[1] > 1
+        assert out[0] == f"{kind}(period=4, rate_exponent=0.29, even=False)" and out[1] == want[1] > 1
         assert same_bits(out[2], want[2]) or steps is scaler_steps  # the first gradient had been exchanged
         assert same_bits(out[2], outs[0][2])
     assert why in read_run(tmp_path / "auto").why
@@ -274,7 +278,7 @@ def test_a_loop_whose_gradients_cannot_be_exchanged_has_blocks(steps: Any, why: 
     [
         ("two", "auto", "auto: blocks of 4 minibatches without a probe: there are several optimizers"),
         ("one", "auto(probe=0)", "auto: blocks of 4 minibatches"),
-        ("one", "bmuf(period=2, rate_exponent=0.29)", "bmuf: blocks of 2 minibatches"),
+        ("one", "bmuf(period=2, rate_exponent=0.29, even=False)", "bmuf: blocks of 2 minibatches"),
         ("one", "auto(probe=0, rate_exponent=0)", ""),
     ],
 )

@@ -16,7 +16,7 @@ from paceline.core.world import World
 from paceline.tuning.names import flat
 from paceline.tuning.request_files import RequestFiles
 from paceline.tuning.tunables import Tunables
-from paceline.tuning.tuner import Tuner
+from paceline.tuning.tuner import MeasuredChoices, Tuner
 
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
 
@@ -170,7 +170,7 @@ def test_a_number_that_stays_is_that_of_the_present_workers() -> None:
     """Workers come and go; here the run began with one."""
     optimizer = torch.optim.SGD([parameter()], lr=0.1)
     tuned = tunables(optimizer, workers=1)
-    tuner = Tuner(tuned, World(), RequestFiles(None, each=False), lambda *_, **__: None)
+    tuner = Tuner(MeasuredChoices(tuned), World(), RequestFiles(None, each=False), lambda *_, **__: None)
     tuner.among(World(rank=1, size=4))
     change(tuned, outer_lr=0.5)
     assert tuned.rule.outer.momentum == tunables(optimizer, workers=4).show(["outer_momentum"])["outer_momentum"]

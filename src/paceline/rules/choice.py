@@ -130,7 +130,7 @@ def exposed_s(gradient_s: float, chunks: int, step_s: float) -> float:
     return max(gradient_s / chunks, gradient_s - (1 - 1 / chunks) * BACKWARD * step_s)
 
 
-def choose(times: Measured, schedule: Paced, sizes: Mapping[str, float], chunks: int) -> Choice:
+def choose(times: Measured, schedule: Paced, sizes: Mapping[str, float], chunks: int, uneven: str = "") -> Choice:
     """The choice, the same for the same arguments.
 
     >>> from paceline.rules.schedule import Probe
@@ -144,9 +144,10 @@ def choose(times: Measured, schedule: Paced, sizes: Mapping[str, float], chunks:
         sizes: codec -> bytes of a block over those of gradients, in the order of `LADDER`, or one under the name ""
             where the codec is given.
         chunks: of an exchange of gradients that the backward pass hides; 1 if it hides none.
+        uneven: why workers should not wait for each other at each step; empty if they may.
     """
-    why, pace = f"a gradient exchange {times.words}", schedule.pace
-    if exposed_s(times.ratio, chunks, 1.0) * (1 - pace.share) <= pace.share:
+    why, pace = uneven or f"a gradient exchange {times.words}", schedule.pace
+    if not uneven and exposed_s(times.ratio, chunks, 1.0) * (1 - pace.share) <= pace.share:
         return Choice(True, "", 1, 0, why)
     least, chosen = pace.least, ("", 0, 0)
     for codec, size in sizes.items():
@@ -221,6 +222,8 @@ def as_blocks(rule: Rule, kind: str) -> dict[str, Any]:
     without = {"codec": "dense", "overlap": 0, "warmup": 0}
     kept = {name: value for name, value in now.items() if without.get(name) != value}
     rest = {"rate_exponent": RATE_EXPONENT} | {name: given[name] for name in given if name not in (*OWN, *now)}
+    if not rule.settings.even:
+        rest["even"] = False
     if kind == "bmuf":
         rest.pop("beta1", None)
     return kept | rest

@@ -76,6 +76,8 @@ class BlockSettings(Checked):
             0 exports the global model itself.
         alone: whether a single worker ends its blocks with the outer step, too; else it is the user's program.
         rate_exponent: s, where each of k workers has k^s times the local learning rate of one.
+        even: whether all make equally many minibatches in a block; else as many as end together
+            (:mod:`paceline.rules.schedule.uneven`).
     """
 
     checks: ClassVar = {
@@ -88,6 +90,7 @@ class BlockSettings(Checked):
     ema: float = 0.0
     alone: bool = False
     rate_exponent: float = 0.0
+    even: bool = True
 
     def check(self, schedule: Schedule) -> None:
         """Refuse an average or an outer step of blocks under a schedule that has none."""
@@ -106,6 +109,7 @@ class BlockSettings(Checked):
         """What the text of a rule shows of them."""
         later = {"ema": self.ema, "alone": self.alone, "rate_exponent": self.rate_exponent}
         shown = [f"{name}={value!r}" for name, value in later.items() if value]
+        shown += [] if self.even else ["even=False"]
         return [repr(self.within), *shown] if self.within else shown
 
 
@@ -161,7 +165,7 @@ class Rule:
         """What the recipe was called with; only for `text`."""
         return self.name.arguments if isinstance(self.name, RecipeCall) else {}
 
-    def coefficients(self, block: int, workers: int, ahead: float, diversity: float = 1.0) -> Coefficients:
+    def coefficients(self, block: int, workers: float, ahead: float, diversity: float = 1.0) -> Coefficients:
         """The numbers of block `block` (the first is 1).
 
         Args:

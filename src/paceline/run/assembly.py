@@ -43,7 +43,7 @@ from paceline.rules.rule import Rule
 from paceline.run import validation
 from paceline.run.hooks import Mistakes, StepHooks
 from paceline.tuning.request_files import RequestFiles
-from paceline.tuning.rule_chooser import Measures, kind_of
+from paceline.tuning.rule_chooser import Measures, RuleChooser, kind_of
 from paceline.tuning.tunables import Tunables
 from paceline.tuning.tuner import MeasuredChoices, Tuner
 from paceline.update import few_blocks, server
@@ -385,9 +385,9 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         monitor = Monitor(EventLog(settings.log, worker), transport, sinks.progress)
         loaders = LoaderRegistry(world, settings.seed, monitor.epoch, monitor.waited)
         mistakes = Mistakes(world, loaders, settings.data)
-        buffers = partial(_buffers_of, given, rule, settings)
-        of_data = lambda: loaders.steps_of_pass, lambda: loaders.can_wait and not together
-        measures = Measures(transport, owned, buffers, monitor.spent, monitor.of_blocks, *of_data)
+        buffers = partial(buffer_elements, model)
+        of_data = lambda: loaders.steps_of_pass, lambda: loaders.can_wait and not together, lambda: loaders.furthest
+        measures = Measures(transport, owned, buffers, monitor.spent, monitor.of_blocks, *of_data, loaders.deal)
         tuner = _tuner(rule, given, settings, measures, monitor, exchanges, together)
         on_error.callback(tuner.close)
         chosen = tuner.rule  # by a probe, where the rule has one
@@ -420,9 +420,9 @@ def assemble(model: Modules, optimizer: Any, rule: Rule, settings: Settings) -> 
         hooks = StepHooks(context, engine, mistakes, checkpointer)
         if isinstance(engine, Engine):
             _meet_after_passes(context, engine, state, checkpointer)
-        loaders.begin(engine.leases if engine is not None else None, due, hooks.pass_over)
         few = partial(few_blocks.before, chosen, world.size)
-        loaders.warn_by(mistakes.warn, mistakes.on_empty_pass, lambda steps: mistakes.warn("blocks", few(steps)))
+        leases, led = engine.leases if engine is not None else None, lambda steps: mistakes.warn("blocks", few(steps))
+        loaders.begin(leases, due, hooks.pass_over, mistakes.warn, mistakes.on_empty_pass, led)
         on_error.pop_all()
     return RunParts(context, membership, state, engine, mistakes, sinks, checkpointer, hooks)
 
@@ -569,10 +569,6 @@ def take_apart(parts: RunParts) -> None:
     parts.sinks.close()
 
 
-def _buffers_of(model: Modules, rule: Rule, settings: Settings) -> int:
-    return buffer_elements(validation.without_ddp(model, rule, settings.group))
-
-
 def _tuner(
     rule: Rule,
     model: Modules,
@@ -585,20 +581,21 @@ def _tuner(
     """The tuner, which changes settings during the run. `model` is as the program gave it; `together`: whether several
     processes make this worker's steps together."""
     world, owned, probe = measures.transport.world, measures.owned, rule.schedule.probe
-    first, chooser, unprobed = rule, None, ""
+    first, chooser = rule, None
     if probe is not None and exchanges and settings.control is None and world.size > 1:
-        unprobed = validation.why_unprobed(rule, model, owned, settings)
-        chooser = measures.chooser(rule, settings.log, not unprobed)
+        chooser = RuleChooser(rule, measures, settings.log, validation.why_unprobed(rule, model, owned, settings))
         first = chooser.rule
     workers = len(set(world.hosts)) if first.settings.within else world.size
     tunables = Tunables([optimizer for optimizer, _ in owned], first, workers, together)
     controller = partial(measures.controller, overlaps=probe is not None and probe.overlap)
     kind = kind_of(rule, owned) if rule.name == "auto" else ""
-    measured = MeasuredChoices(tunables, chooser, unprobed, controller, kind)
+    uneven = exchanges and world.size > 1 and settings.control is None and not together and not rule.settings.even
+    speeds = measures.speeds() if uneven else None
+    measured = MeasuredChoices(tunables, chooser, controller, kind, speeds)
     if exchanges:
         measured.use(first)
     each = world.size > 1 and not first.schedule.workers_meet
-    return Tuner(tunables, world, RequestFiles(settings.log, each), monitor.note, each, measured)
+    return Tuner(measured, world, RequestFiles(settings.log, each), monitor.note)
 
 
 def _checkpointer(context: RunContext, membership: flow.ElasticMembership | None, state: RunState) -> AutoCheckpointer:

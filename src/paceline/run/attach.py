@@ -131,7 +131,9 @@ def attach(
         MismatchError: the workers disagree on the rule or the model; raised on every worker.
     """
     given = {"log": log, "checkpoint": checkpoint, "timeout_s": timeout_s, "data": data, **settings}
-    chosen = prepare(rule, with_period=_with_period(optimizer), **given)
+    every = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]  # the run checks it later
+    adam = bool(every) and all(isinstance(one, (Adam, AdamW)) for one in every)
+    chosen = prepare(rule, with_period="bmuf_adam" if adam else "bmuf", **given)
     try:
         run = Run(model, optimizer, *chosen)
     except OverError as error:
@@ -185,12 +187,6 @@ def prepare(
     return chosen, settings
 
 
-def _with_period(optimizer: Any) -> str:
-    """The block rule that suits what the program gives as its optimizer; the run checks it later."""
-    every = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
-    return "bmuf_adam" if every and all(isinstance(one, (Adam, AdamW)) for one in every) else "bmuf"
-
-
 class OpenedSink:
     """A tracker that the writing worker opens by `begin`, at its first values, and closes with the run by the tracker's
     method `end`. In an elastic run that worker is rank 0 at the time, which may leave."""
@@ -206,12 +202,10 @@ class OpenedSink:
             self._sink = as_sink(self._tracker)
 
     def log(self, values: Values, step: int) -> None:
-        """Write values."""
         self.open()
         self._sink.log(values, step)
 
     def close(self) -> None:
-        """Close what was opened."""
         if self._tracker is not None:
             self._sink.close()
             getattr(self._tracker, self._end)()

@@ -59,9 +59,12 @@ class Mistakes:
         self.passes: list[tuple[weakref.ref[Any], int, str]] = []  # iterator, samples, calling line
         self._warned: set[str] = set()
         self._schedulers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps made
+        self._asked: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()  # after how many equal steps
+        if world.size > 1:
+            _patch(schedulers=True)
         if world.size > 1 and data != "split":
             _active.add(self)
-            _patch_loaders_and_schedulers()
+            _patch(schedulers=False)
 
     def warn(self, key: str, text: str, everywhere: bool = False) -> None:
         if text and key not in self._warned and (everywhere or self._world.rank == 0):
@@ -130,6 +133,16 @@ class Mistakes:
 
     # -- schedulers -------------------------------------------------------------------------------
 
+    def steps_of(self, scheduler: Any) -> int:
+        """The steps for which one that the program makes stands: in a pass of unequal shares those of an equal one."""
+        counts, horizon = self._loaders.counts, horizon_of(scheduler)
+        if not counts or self._loaders.leading is None:
+            return 1
+        now = self._loaders.equal_steps + 1e-6
+        before = self._asked.get(scheduler, now - sum(counts) / len(counts) / counts[self._world.rank])
+        self._asked[scheduler], due = now, int(now) - int(before)
+        return due if horizon is None else max(0, min(due, horizon[1] - scheduler.last_epoch))
+
     def on_scheduler_step(self, scheduler: Any) -> None:
         """A scheduler of this run's optimizer made a step."""
         share = self._loaders.leading
@@ -160,7 +173,7 @@ class Mistakes:
         """The run ends."""
         _active.discard(self)
         workers = self._world.size
-        for scheduler, made in self._schedulers.items():
+        for scheduler, made in self._schedulers.items() if workers > 1 else ():
             horizon, went = horizon_of(scheduler), scheduler.last_epoch
             if made < 2 or horizon is None:
                 continue
@@ -208,8 +221,8 @@ def _calling_line() -> str:
 
 
 @cache
-def _patch_loaders_and_schedulers() -> None:
-    """Patch loaders and schedulers, once for this process; with one worker nothing is patched."""
+def _patch(schedulers: bool) -> None:
+    """Patch `schedulers`, or loaders, once for this process; with one worker nothing is patched."""
 
     def iterating(iterate: Callable[..., Any]) -> Callable[..., Any]:
         def patched_iter(loader: Any) -> Any:
@@ -230,16 +243,16 @@ def _patch_loaders_and_schedulers() -> None:
 
     def scheduling(step: Callable[..., Any]) -> Callable[..., Any]:
         def patched_step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            result = step(scheduler, *args, **kwargs)
             mistakes = getattr(getattr(scheduler.optimizer, MARK, None), "mistakes", None)
-            if mistakes is not None:
+            for _ in range(mistakes.steps_of(scheduler) if mistakes is not None else 1):
+                step(scheduler, *args, **kwargs)
+            if mistakes is not None and mistakes in _active:
                 mistakes.on_scheduler_step(scheduler)
-            return result
 
         return patched_step
 
     iterates, counts = (DataLoader, "__iter__", iterating), (DataLoader, "__len__", counting)
-    for owner, name, wrap in iterates, counts, (LRScheduler, "step", scheduling):
+    for owner, name, wrap in [(LRScheduler, "step", scheduling)] if schedulers else [iterates, counts]:
         setattr(owner, name, wrap(getattr(owner, name)))
 
 

@@ -51,13 +51,6 @@ class TurnReports:
             self._note("turn", turn=turn, turns=turns)
 
 
-def _bar(loop: Iterable[T], total: int | None, settings: dict[str, Any]) -> Iterable[T]:
-    with contextlib.suppress(ImportError):
-        if sys.stderr.isatty():
-            loop = importlib.import_module("tqdm.auto").tqdm(loop, total=total, **settings)
-    return loop
-
-
 class MainLogger(logging.LoggerAdapter[logging.Logger]):
     """Logs on the worker that speaks for all, and on no other."""
 
@@ -225,9 +218,12 @@ class Run:
         known.
         """
         turns = total if total is not None else len(loop) if isinstance(loop, Sized) else 0
-        reports, turn = TurnReports(self._context.monitor.note), 0
+        reports = TurnReports(self._context.monitor.note)
         reports.report(0, turns)
-        for turn, item in enumerate(_bar(loop, total, settings) if self.is_main else loop, start=1):
+        if self.is_main and sys.stderr.isatty():
+            with contextlib.suppress(ImportError):
+                loop = importlib.import_module("tqdm.auto").tqdm(loop, total=total, **settings)
+        for turn, item in enumerate(loop, start=1):
             yield item
             reports.report(turn, turns)
 

@@ -26,14 +26,10 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
+from paceline.communication import Transport
 from paceline.communication.virtual.clock import Clock
-from paceline.core.optimizer_state import Owned, moments
-from paceline.core.world import World
 from paceline.rules.choice import Measured, hidden, least_known, most_minibatches
-from paceline.rules.codec import Layout
-from paceline.rules.rule import Rule
 from paceline.rules.schedule import Paced
-from paceline.rules.traffic import bytes_per_block
 from paceline.tuning.names import Changes
 
 SKIPPED = 2
@@ -54,12 +50,13 @@ class WallTimer:
     Args:
         exchanged: total seconds that exchanges of blocks kept this worker, waiting and exchanging, and that they took,
             part of it while it computed; the monitor updates this list in place.
+        skip, first: blocks at the start that are not counted, and those of the first measurement.
     """
 
-    def __init__(self, exchanged: Sequence[float]) -> None:
-        self._exchanged = exchanged
+    def __init__(self, exchanged: Sequence[float], skip: int = SKIPPED, first: int = LEAST) -> None:
+        self._exchanged, self._first, self._least = exchanged, (skip, first), first
         self._rows: list[Times] = []
-        self._skip, self._blocks = SKIPPED, -1
+        self._skip, self._blocks = skip, -1
         self._before = [0.0, 0.0, 0.0, 0.0, 0.0]
 
     def now(self) -> float:
@@ -78,14 +75,14 @@ class WallTimer:
             self._skip -= 1
         elif known and made > 0 and count > 0:
             self._rows.append((took_s / count, (between_s - wait_s - kept_s) / made))
-        if len(self._rows) < LEAST:
+        if len(self._rows) < self._least:
             return None
-        rows, self._rows = self._rows, []
+        rows, self._rows, self._least = self._rows, [], LEAST
         return min(e for e, _ in rows), median(c for _, c in rows)
 
     def restart(self) -> None:
         self._rows.clear()
-        self._skip, self._blocks = SKIPPED, -1
+        (self._skip, self._least), self._blocks = self._first, -1
 
 
 class SimulatedTimer:
@@ -96,9 +93,11 @@ class SimulatedTimer:
         rank: this worker.
         workers: N.
         nbytes: that this worker sends in an exchange of the whole model.
+        first: blocks before the first measurement.
     """
 
-    def __init__(self, clock: Clock, rank: int, workers: int, nbytes: int) -> None:
+    def __init__(self, clock: Clock, rank: int, workers: int, nbytes: int, first: int = SKIPPED + LEAST) -> None:
+        self._least = first
         self._clock, self._rank, self._workers, self._nbytes = clock, rank, workers, nbytes
         self._now = 0.0
 
@@ -109,28 +108,39 @@ class SimulatedTimer:
 
     def stepped(self, blocks: int, steps: int) -> Times | None:
         self._now += self._clock.compute_s(self._rank, steps)
-        if blocks < SKIPPED + LEAST:
+        if blocks < self._least:
             return None
-        step_s = median(self._clock.compute_s(self._rank, step) for step in range(max(0, steps - LEAST), steps))
-        last = range(blocks - LEAST + 1, blocks + 1)
-        return min(ring_s(self._clock, self._rank, self._workers, self._nbytes, n) for n in last), step_s
+        last = range(max(1, blocks - LEAST + 1), blocks + 1), range(max(0, steps - LEAST), steps)
+        return simulated(self._clock, self._rank, self._workers, self._nbytes, *last)
 
 
 Timer = WallTimer | SimulatedTimer
 
 
-def ring_s(clock: Clock, rank: int, workers: int, nbytes: int, number: int) -> float:
-    """r, seconds of exchange `number` of so many bytes from each of N workers."""
+def simulated(clock: Clock, rank: int, workers: int, nbytes: int, exchanges: range, steps: range) -> Times:
+    """The times of these steps, and of these exchanges of so many bytes from each of N workers."""
     rounds = 2 * (workers - 1)
-    to, piece, first = (rank + 1) % workers, -(-nbytes // rounds), number * rounds
-    return sum(clock.message_s(rank, to, piece, first + k) for k in range(rounds))
+    to, piece = (rank + 1) % workers, -(-nbytes // rounds)
+    rings = (range(number * rounds, (number + 1) * rounds) for number in exchanges)
+    exchange_s = min(sum(clock.message_s(rank, to, piece, message) for message in ring) for ring in rings)
+    return exchange_s, median(clock.compute_s(rank, step) for step in steps)
+
+
+def block_timer(
+    transport: Transport, exchanged: Sequence[float], nbytes: Callable[[], int], skip: int = SKIPPED, first: int = LEAST
+) -> Timer | None:
+    """Of blocks on this worker; None among virtual workers without a clock, whose times mean nothing."""
+    world, cluster = transport.world, transport.cluster
+    if cluster is None:
+        return WallTimer(exchanged, skip, first)
+    return SimulatedTimer(cluster.clock, world.rank, world.size, nbytes(), skip + first) if cluster.timed else None
 
 
 class PeriodController:
     """One worker's measurements, and the agreement on a period.
 
     Args:
-        timer: of blocks; None among virtual workers without a clock, whose times mean nothing.
+        timer: of blocks, if any.
         minibatches: returns how many this worker makes in a pass; None while it does not know.
         probed: whether a probe has chosen the rule.
         overlaps: whether the overlap follows, too.
@@ -155,7 +165,6 @@ class PeriodController:
         self.held = False
 
     def stepped(self, blocks: int, steps: int) -> None:
-        """A step was made; `blocks` have been exchanged, and this worker has made `steps` minibatches."""
         if self._timer is None or (times := self._timer.stepped(blocks, steps)) is None:
             return
         self._times, now = times, self._timer.now()
@@ -234,13 +243,3 @@ class PeriodController:
         self._restart()
         self._settled, self.held = bool(state["settled"]), bool(state["held"])
         self._usual_s, self._fitted = state.get("usual"), bool(state.get("fitted", True))
-
-
-def block_bytes(rule: Rule, world: World, owned: Owned, buffers: int, rank: int) -> int:
-    """Bytes that worker `rank` of `world` sends for one exchange of the whole model."""
-    riding = 0
-    for optimizer, named in owned:
-        if rule.delta.resolve(optimizer) in ("average", "compensate"):
-            riding += len(moments(optimizer)) * sum(p.numel() for _, p in named)
-    layout = Layout.of(tuple(p.shape) for _, named in owned for _, p in named)
-    return bytes_per_block(rule, world.size, layout, buffers + riding, 0, rank=rank, hosts=world.hosts)

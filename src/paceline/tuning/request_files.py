@@ -82,7 +82,7 @@ class RequestFiles:
 
     def __init__(self, log: str | Path | None, each: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder = None if log is None else Path(log) / FOLDER
-        self._each, self._clock = each, clock
+        self.each, self._clock = each, clock
         self._seen: set[str] = set(self._names())
         self._looked = clock()
 
@@ -108,7 +108,7 @@ class RequestFiles:
     def _take(self, name: str) -> TuneRequest | None:
         assert self.folder is not None
         path = self.folder / (name + REQUEST)
-        if not self._each:
+        if not self.each:
             try:
                 path = path.rename(self.folder / (name + TAKEN))
             except OSError:  # another worker was faster, or permission is missing

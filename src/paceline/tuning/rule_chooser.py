@@ -29,7 +29,7 @@ import torch
 
 from paceline.communication import Transport
 from paceline.communication.virtual.clock import Clock
-from paceline.core.optimizer_state import Owned
+from paceline.core.optimizer_state import Owned, moments
 from paceline.core.world import World
 from paceline.rules import choice as choices
 from paceline.rules.choice import Choice, Measured
@@ -37,16 +37,10 @@ from paceline.rules.codec import Layout, codec_from_text
 from paceline.rules.recipes import sync
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Probe
+from paceline.rules.schedule.uneven import shortest
 from paceline.rules.traffic import bytes_per_block
-from paceline.tuning.period_controller import (
-    PeriodController,
-    SimulatedTimer,
-    Timer,
-    Times,
-    WallTimer,
-    block_bytes,
-    ring_s,
-)
+from paceline.tuning.period_controller import PeriodController, Times, block_timer, simulated
+from paceline.tuning.speeds import Speeds
 from paceline.tuning.sync_scaling import SyncScaling
 
 
@@ -86,12 +80,12 @@ class SimulatedProbeTimer:
     def measured(self) -> Times | None:
         if self._made < self._probe:
             return None
-        clock, rank, steps = self._clock, self._world.rank, range(self._steps - self._probe + 1, self._steps)
-        exchange_s = min(ring_s(clock, rank, self._world.size, self._nbytes, step) for step in steps)
-        return exchange_s, median(clock.compute_s(rank, step) for step in steps)
+        steps = range(self._steps - self._probe + 1, self._steps)
+        return simulated(self._clock, self._world.rank, self._world.size, self._nbytes, steps, steps)
 
 
-ProbeTimer = WallProbeTimer | SimulatedProbeTimer
+SLOW = 2.0
+"""So many times as long as the fastest worker the slowest takes where all should not wait for it at each step."""
 MORE_S, MORE = 0.5, 200
 """Seconds of further exchanges, and the most of them."""
 MOST_ELEMENTS = 1 << 24
@@ -101,57 +95,53 @@ LEAST_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True)
-class ProbedModel:
-    """What a probe needs to know of the model.
+class Measures:
+    """What is measured on one worker.
 
     Attributes:
-        workers: N.
-        elements: of the trained parameters.
-        device: theirs.
-        gradient_bytes: that rank 0 sends in an exchange of gradients, for the same choice on all workers.
-        sizes: codec -> bytes of a block over those; one under the name "" where the codec is given.
-        chunks: of an exchange of gradients that the backward pass hides; 1 on a CPU, which has to make both.
-        kind: "bmuf" or "bmuf_adam", which suits the optimizer.
+        transport: to the other workers.
+        owned: the optimizers and their parameters.
+        buffers: returns the elements of averaged buffers.
+        spent: total seconds of computing, of waiting and of exchanging; the monitor updates this list in place.
+        of_blocks: as for :class:`.period_controller.WallTimer`.
+        minibatches: returns how many this worker makes in a pass; None while it does not know.
+        can_wait: returns whether workers can take turns, since the program asks paceline for each batch.
+        furthest, deal: as for :class:`.speeds.Speeds`.
     """
 
-    workers: int
-    elements: int
-    device: torch.device
-    gradient_bytes: int
-    sizes: Mapping[str, float]
-    chunks: int
-    kind: str
+    transport: Transport
+    owned: Owned
+    buffers: Callable[[], int]
+    spent: Sequence[float]
+    of_blocks: Sequence[float]
+    minibatches: Callable[[], int | None]
+    can_wait: Callable[[], bool]
+    furthest: Callable[[], Any]
+    deal: Callable[[tuple[int, ...], list[Any]], bool]
 
-    @classmethod
-    def of(cls, rule: Rule, transport: Transport, owned: Owned, buffers: int) -> ProbedModel:
-        """The model of these optimizers under the rule that was asked for."""
-        world, cluster = transport.world, transport.cluster
-        layout = Layout.of(tuple(p.shape) for _, named in owned for _, p in named)
-        gradients = bytes_per_block(sync(), world.size, layout, buffers, 0, hosts=world.hosts)
-        probe = rule.paced.probe
-        assert probe is not None
-        rules = {"": rule}
-        if probe.codec:
-            rules = {codec: replace(rule, codec=codec_from_text(codec)) for codec in choices.LADDER}
-        sent = {codec: block_bytes(one, world, owned, buffers, 0) for codec, one in rules.items()}
-        kept = choices.worth_it(sent) if probe.codec else list(sent)
-        device = next(p.device for _, named in owned for _, p in named)
-        hides = cluster is not None or device.type != "cpu"
-        chunks = max(1, min(rule.common.chunks, layout.numel // LEAST_ELEMENTS)) if hides else 1
-        sizes = {codec: sent[codec] / max(1, gradients) for codec in kept}
-        return cls(world.size, layout.numel, device, gradients, sizes, chunks, kind_of(rule, owned))
+    def layout(self) -> Layout:
+        """Of the trained parameters."""
+        return Layout.of(tuple(p.shape) for _, named in self.owned for _, p in named)
 
-    def least_s(self, transport: Transport, least_s: float) -> float:
-        """The least time of an exchange that takes about `least_s`; all workers call it together."""
-        elements = min(self.elements, MOST_ELEMENTS)
-        part = elements / max(1, self.elements)
-        x = torch.zeros(elements, device=transport.wire_device(self.device))
-        for _ in range(min(MORE, int(MORE_S / max(1e-9, least_s * part)))):
-            began = transport.now()
-            transport.all_reduce(x).wait()
-            float(x[0])  # waits for a device
-            least_s = min(least_s, (transport.now() - began) / part)
-        return least_s
+    def block_bytes(self, rule: Rule, rank: int) -> int:
+        """That worker `rank` sends for one exchange of the whole model."""
+        riding, world = 0, self.transport.world
+        for optimizer, named in self.owned:
+            if rule.delta.resolve(optimizer) in ("average", "compensate"):
+                riding += len(moments(optimizer)) * sum(p.numel() for _, p in named)
+        buffers = self.buffers() + riding
+        return bytes_per_block(rule, world.size, self.layout(), buffers, 0, rank=rank, hosts=world.hosts)
+
+    def speeds(self) -> Speeds | None:
+        """Of the workers; None among virtual ones without a clock."""
+        world, timer = self.transport.world, block_timer(self.transport, self.of_blocks, lambda: 0, 1, 1)
+        return Speeds(timer, world.rank, world.size, self.furthest, self.deal) if timer is not None else None
+
+    def controller(self, rule: Rule, timed: bool, overlaps: bool) -> PeriodController:
+        """Of a rule whose period follows times, which have chosen it already if `timed`."""
+        rank = self.transport.world.rank
+        timer = block_timer(self.transport, self.of_blocks, lambda: self.block_bytes(rule, rank))
+        return PeriodController(timer, self.minibatches, timed, overlaps and rule.schedule.overlap > 0)
 
 
 def kind_of(rule: Rule, owned: Owned) -> str:
@@ -159,17 +149,17 @@ def kind_of(rule: Rule, owned: Owned) -> str:
     return "bmuf_adam" if {rule.delta.resolve(one) for one, _ in owned} == {"compensate"} else "bmuf"
 
 
+BLOCKS_ONLY: Mapping[str, Any] = {"probing": False, "choice": None, "at": 0, "began": 0}
+
+
 class RuleChooser:
     """One worker's measurements in a probe, and the agreement on a rule.
 
     Args:
         asked: the rule that was asked for.
-        timer: makes a timer of the probe's steps, of which so many were made before.
-        model: what is exchanged.
-        probes: whether gradients can be exchanged; else it begins with blocks.
-        minibatches: returns how many this worker makes in a pass; None while it does not know.
-        can_wait: returns whether workers can take turns, since the program asks paceline for each batch.
-        earlier: what an earlier start of this run has chosen, as JSON values; None if nothing.
+        measures: what is measured.
+        log: the log directory, if any, by which a run that is started again takes over its choice.
+        unprobed: why gradients cannot be exchanged, so that it begins with blocks; empty if they can.
 
     Attributes:
         choice: what was chosen; None before.
@@ -178,67 +168,70 @@ class RuleChooser:
         began: this worker's steps before the probe.
     """
 
-    def __init__(
-        self,
-        asked: Rule,
-        timer: Callable[[int], ProbeTimer],
-        model: ProbedModel,
-        probes: bool,
-        minibatches: Callable[[], int | None] = lambda: None,
-        can_wait: Callable[[], bool] = lambda: False,
-        earlier: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.asked, self._new_timer, self._model, self.probes = asked, timer, model, probes
-        self._probe = asked.schedule.probe or Probe()
-        self._minibatches, self._can_wait, self._earlier = minibatches, can_wait, earlier
+    def __init__(self, asked: Rule, measures: Measures, log: str | Path | None, unprobed: str) -> None:
+        self.asked, self._measures, self.unprobed = asked, measures, unprobed
+        self._world, self._probe = measures.transport.world, asked.schedule.probe or Probe()
+        self._kind, self._earlier = kind_of(asked, measures.owned), earlier_choice(log, self._world.rank)
         self.choice: Choice | None = None
         self.pending = self.gave_up = False
         self.began = self._steps = self._chosen_at = 0
-        self._probing = probes
-        self._timer = timer(0)
+        self._probing = not unprobed
+        layout, hosts = measures.layout(), self._world.hosts
+        self._elements, self._device = layout.numel, next(p.device for _, named in measures.owned for _, p in named)
+        # what rank 0 sends, for the same choice on all workers
+        self._gradient_bytes = bytes_per_block(sync(), self._world.size, layout, measures.buffers(), 0, hosts=hosts)
+        rules = {"": asked}  # by codec
+        if self._probe.codec:
+            rules = {codec: replace(asked, codec=codec_from_text(codec)) for codec in choices.LADDER}
+        sent = {codec: measures.block_bytes(rule, 0) for codec, rule in rules.items()}
+        kept = choices.worth_it(sent) if self._probe.codec else list(sent)
+        self._sizes = {codec: sent[codec] / max(1, self._gradient_bytes) for codec in kept}
+        hides = measures.transport.cluster is not None or self._device.type != "cpu"  # a CPU has to make both
+        self._chunks = max(1, min(asked.common.chunks, self._elements // LEAST_ELEMENTS)) if hides else 1
+        self._timer = self._new_timer(0)
         self._least_s: float | None = None  # of further exchanges, of the slowest worker
+
+    def _new_timer(self, made: int) -> WallProbeTimer | SimulatedProbeTimer:
+        """Of the probe's steps, of which so many were made before."""
+        if (cluster := self._measures.transport.cluster) is None:
+            return WallProbeTimer(self._measures.spent, self._probe.steps)
+        return SimulatedProbeTimer(cluster.clock, self._world, self._gradient_bytes, self._probe.steps, made)
 
     @property
     def probing(self) -> bool:
-        """Whether the probe is under way."""
         return self._probing and self.choice is None
 
     @property
     def rule(self) -> Rule:
         """The present rule, without later changes of its numbers."""
-        return self._rule(self._probing, self.choice, self._chosen_at)
+        return self.rule_of(self.state())
 
     def rule_of(self, saved: Mapping[str, Any] | None) -> Rule:
         """The rule of a result of `state`; None is that of a run that began with blocks."""
-        if saved is None:
-            return self._rule(False, None, 0)
-        chosen = Choice(**saved["choice"]) if saved["choice"] is not None else None
-        return self._rule(bool(saved["probing"]), chosen, int(saved["at"]))
-
-    def _rule(self, probing: bool, chosen: Choice | None, at: int) -> Rule:
-        if chosen is not None:
-            return choices.chosen_rule(self.asked, chosen, at, self._model.kind)
-        return replace(self.asked, schedule=self.asked.paced.probed()) if probing else choices.without_probe(self.asked)
+        saved = saved or BLOCKS_ONLY
+        if saved["choice"] is not None:
+            return choices.chosen_rule(self.asked, Choice(**saved["choice"]), int(saved["at"]), self._kind)
+        if saved["probing"]:
+            return replace(self.asked, schedule=self.asked.paced.probed())
+        return choices.without_probe(self.asked)
 
     # -- measuring --------------------------------------------------------------------------------
 
-    def stepped(self, steps: int) -> None:
-        """A step was made; this worker has made `steps`."""
+    def stepped(self, blocks: int, steps: int) -> None:
         self._steps = steps
         if self.probing and steps > self.began:
             self._timer.stepped(steps)
 
     @property
     def due(self) -> bool:
-        """Whether it is time to gather the measurements."""
-        if not self.probing or self._steps - self.began < self.asked.schedule.warmup:
-            return False
-        return self._timer.measured() is not None
+        over = self._steps - self.began >= self.asked.schedule.warmup
+        return self.probing and over and self._timer.measured() is not None
 
     def measurements(self) -> list[Any] | None:
         """This worker's measurements as JSON values; None before there are enough."""
-        times = self._timer.measured() if self.probing else None
-        return None if times is None else [*times, self._minibatches(), self._steps, self._earlier, self._can_wait()]
+        if not self.probing or (times := self._timer.measured()) is None:
+            return None
+        return [*times, self._measures.minibatches(), self._steps, self._earlier, self._measures.can_wait()]
 
     # -- choosing ---------------------------------------------------------------------------------
 
@@ -254,7 +247,13 @@ class RuleChooser:
             return
         times = Measured(median(row[1] for row in measured), self._least_s or max(row[0] for row in measured))
         times = replace(times, minibatches=choices.least_known(row[2] for row in measured))
-        chosen = choices.choose(times, self.asked.paced, self._model.sizes, self._model.chunks)
+        seconds, uneven = [float(row[1]) for row in measured], ""
+        if not self.asked.settings.even and max(seconds) > SLOW * min(seconds) > 0:
+            uneven = f"the slowest worker takes {max(seconds) / min(seconds):.2g} times as long as the fastest"
+        chosen = choices.choose(times, self.asked.paced, self._sizes, self._chunks, uneven)
+        if uneven:
+            longest = self.asked.paced.pace.longest
+            chosen = replace(chosen, period=min(longest, max(chosen.period, shortest(seconds))))
         chosen = replace(chosen, turns=chosen.lockstep and all(row and row[5] for row in rows))
         self._take(chosen, at)
         if self.scaling is not None and times.minibatches:
@@ -265,9 +264,18 @@ class RuleChooser:
     def time_more(self, transport: Transport, rows: Sequence[Any]) -> None:
         """Time further exchanges, together with all workers; `rows`: `measurements` of each."""
         self._least_s = None
-        if transport.cluster is None and all(rows):
-            mine = self._model.least_s(transport, max(float(row[0]) for row in rows))
-            self._least_s = max(transport.gather_json(mine))
+        if transport.cluster is not None or not all(rows):
+            return
+        least_s = max(float(row[0]) for row in rows)
+        elements = min(self._elements, MOST_ELEMENTS)
+        part = elements / max(1, self._elements)
+        x = torch.zeros(elements, device=transport.wire_device(self._device))
+        for _ in range(min(MORE, int(MORE_S / max(1e-9, least_s * part)))):
+            began = transport.now()
+            transport.all_reduce(x).wait()
+            float(x[0])  # waits for a device
+            least_s = min(least_s, (transport.now() - began) / part)
+        self._least_s = max(transport.gather_json(least_s))
 
     def give_up(self, why: str, steps: int) -> None:
         """Begin blocks now, as if there had been no probe."""
@@ -284,30 +292,25 @@ class RuleChooser:
         """Of the optimizers in synchronous steps that were chosen; None else, and where they are left as they are."""
         synchronous = self.choice is not None and self.choice.lockstep and self._probe.rate != 0
         began = self._chosen_at if self.choice is not None and self.choice.turns else None
-        return SyncScaling(self._model.workers, self._probe.rate, began) if synchronous else None
+        return SyncScaling(self._world.size, self._probe.rate, began) if synchronous else None
 
     # -- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint."""
-        return {
-            "probing": self._probing,
-            "choice": self.choice.json() if self.choice is not None else None,
-            "at": self._chosen_at,
-            "began": self.began,
-        }
+        choice = self.choice.json() if self.choice is not None else None
+        return {"probing": self._probing, "choice": choice, "at": self._chosen_at, "began": self.began}
 
     def load(self, state: Mapping[str, Any] | None, steps: int) -> None:
         """Restore `state`; None is that of a run that began with blocks. Times are measured again."""
-        saved = state or {"probing": False, "choice": None, "at": 0, "began": 0}
-        self._probing, self.pending = bool(saved["probing"]) and self.probes, False
+        saved = state or BLOCKS_ONLY
+        self._probing, self.pending = bool(saved["probing"]) and not self.unprobed, False
         self.choice = Choice(**saved["choice"]) if saved["choice"] is not None else None
         self._chosen_at, self.began, self._steps = int(saved["at"]), int(saved["began"]), steps
         self._timer = self._new_timer(steps - self.began)
 
     def renew(self, steps: int) -> None:
         """Begin the probe after `steps` steps: the number of workers is another."""
-        self.load({"probing": self.probes, "choice": None, "at": 0, "began": steps}, steps)
+        self.load({"probing": True, "choice": None, "at": 0, "began": steps}, steps)
 
 
 def earlier_choice(log: str | Path | None, rank: int) -> dict[str, Any] | None:
@@ -319,50 +322,3 @@ def earlier_choice(log: str | Path | None, rank: int) -> dict[str, Any] | None:
                 if '"choice": {' in line and line.endswith("}"):
                     found = json.loads(line)["choice"]
     return found
-
-
-@dataclass(frozen=True)
-class Measures:
-    """What is measured on one worker.
-
-    Attributes:
-        transport: to the other workers.
-        owned: the optimizers and their parameters.
-        buffers: returns the elements of averaged buffers.
-        spent: total seconds of computing, of waiting and of exchanging; the monitor updates this list in place.
-        of_blocks: as for :class:`.period_controller.WallTimer`.
-        minibatches, can_wait: as for :class:`RuleChooser`.
-    """
-
-    transport: Transport
-    owned: Owned
-    buffers: Callable[[], int]
-    spent: Sequence[float]
-    of_blocks: Sequence[float]
-    minibatches: Callable[[], int | None]
-    can_wait: Callable[[], bool]
-
-    def chooser(self, rule: Rule, log: str | Path | None, probes: bool) -> RuleChooser:
-        """Of a rule that a probe chooses; `probes`: whether gradients can be exchanged."""
-        probe, world, cluster = rule.schedule.probe, self.transport.world, self.transport.cluster
-        assert probe is not None
-        model = ProbedModel.of(rule, self.transport, self.owned, self.buffers())
-
-        def timer(made: int) -> ProbeTimer:
-            if cluster is None:
-                return WallProbeTimer(self.spent, probe.steps)
-            return SimulatedProbeTimer(cluster.clock, world, model.gradient_bytes, probe.steps, made)
-
-        earlier = earlier_choice(log, world.rank)
-        return RuleChooser(rule, timer, model, probes, self.minibatches, self.can_wait, earlier)
-
-    def controller(self, rule: Rule, timed: bool, overlaps: bool) -> PeriodController:
-        """Of a rule whose period follows times, which have chosen it already if `timed`."""
-        world, cluster = self.transport.world, self.transport.cluster
-        timer: Timer | None = None
-        if cluster is None:
-            timer = WallTimer(self.of_blocks)
-        elif cluster.timed:
-            nbytes = block_bytes(rule, world, self.owned, self.buffers(), world.rank)
-            timer = SimulatedTimer(cluster.clock, world.rank, world.size, nbytes)
-        return PeriodController(timer, self.minibatches, timed, overlaps and rule.schedule.overlap > 0)

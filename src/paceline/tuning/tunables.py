@@ -55,9 +55,8 @@ class Rates:
         self.common = 1.0
         self.sync: SyncScaling | None = None
         self._steps: Callable[[], int] = lambda: 0
-        self._betas: list[tuple[Group, Any, Any]] = []  # a group, its betas, and those in their place
         self._stepping: Optimizer | None = None  # its step is under way
-        self._kept: list[tuple[Group, Any, Any, float]] = []  # a group, its rate, the rate in its place, their ratio
+        self._kept: list[tuple[Group, str, Any, Any, float]] = []  # group, key, its own value, that applied, the factor
         self._handles: list[Any] = []
         for optimizer in optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._before))
@@ -88,16 +87,14 @@ class Rates:
             self.factors[number] = factor
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._kept or self._betas:  # the last step may have raised, and the program may have written a rate since
-            self._put_back(1.0)
+        self._put_back(1.0)  # the last step may have raised, and the program may have written a rate since
         self._stepping = optimizer
         if self.factors or self.common != 1 or self.sync is not None:
             self._apply(optimizer)
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._stepping = None
-        if self._kept or self._betas:
-            self._put_back()
+        self._put_back()
 
     def _apply(self, only: Optimizer | None) -> None:
         for number, (optimizer, group) in enumerate(self.groups()):
@@ -106,31 +103,31 @@ class Rates:
             if self.sync is not None and "betas" in group:
                 own = group["betas"]
                 group["betas"] = self.sync.betas(optimizer, own, self._steps() + 1)
-                self._betas.append((group, own, group["betas"]))
+                self._kept.append((group, "betas", own, group["betas"], 1.0))
             factor = self.of_workers(optimizer) * self.factor(number)
             if factor == 1 or "lr" not in group:
                 continue
             rate = group["lr"]
             if isinstance(rate, Tensor):  # a captured graph may hold its address
                 kept = rate.clone()
-                self._kept.append((group, kept, rate.mul_(factor).clone(), factor))
+                self._kept.append((group, "lr", kept, rate.mul_(factor).clone(), factor))
             else:
                 group["lr"] = rate * factor
-                self._kept.append((group, rate, group["lr"], factor))
+                self._kept.append((group, "lr", rate, group["lr"], factor))
 
     def _put_back(self, over: float | None = None) -> None:
-        """Restore the rates; one that was written meanwhile stays, divided by `over`, by default its factor."""
-        while self._betas:
-            group, own, applied = self._betas.pop()
-            group["betas"] = own if group["betas"] is applied else group["betas"]
+        """Restore what is the group's own; a rate written meanwhile stays, divided by `over`, by default its factor."""
         while self._kept:
-            group, rate, applied, factor = self._kept.pop()
-            now = group["lr"]
+            group, key, own, applied, factor = self._kept.pop()
+            now = group[key]
+            if key == "betas":
+                group[key] = own if now is applied else now
+                continue
             written = now / (over or factor or 1.0)
             if isinstance(now, Tensor):  # compared where it is
-                write_rate(group, torch.where(now == applied, torch.as_tensor(rate).to(now), written))
+                write_rate(group, torch.where(now == applied, torch.as_tensor(own).to(now), written))
             else:
-                write_rate(group, rate if now == applied else written)
+                write_rate(group, own if now == applied else written)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -189,7 +186,7 @@ class Tunables:
                 "several processes train the model of a worker together, and would not take the change at one step; "
                 "let each of them write its optimizer's settings"
             )
-        self._rule_with(self.rule, {name: value for name, value in changes.items() if name in OF_RULES})
+        self._rule_with({name: value for name, value in changes.items() if name in OF_RULES})
         for name, value in changes.items():
             checked(name, value)
             if name not in OF_RULES:
@@ -247,53 +244,47 @@ class Tunables:
             names += ["gain", "outer_momentum", "outer_lr"]
         return names
 
-    def _rule_with(self, rule: Rule, changes: Changes) -> Rule:
+    def _rule_with(self, changes: Changes) -> Rule:
         """The rule with other numbers; `RuleError` if it cannot have them."""
+        rule = self.rule
         for name in changes:
             if name not in (*self._of_rule(), OVERLAP):
                 raise UnsupportedError(f"{name}: {rule.text()} has no such setting; {self._can()}")
         schedule: Any = rule.schedule
-        if "period" in changes:
-            schedule = replace(schedule, **{name: changes[name] for name in ("period", OVERLAP) if name in changes})
+        outer: Any = rule.outer
+        of_schedule = {name: changes[name] for name in ("period", OVERLAP) if name in changes}
+        of_outer = {name.removeprefix("outer_"): changes[name] for name in changes if name not in of_schedule}
+        if len(of_outer) == 3:
+            raise RuleError("gain, outer_momentum and outer_lr cannot all change: two of them give the third")
+        if of_outer:
+            stays = "gain" not in of_outer  # the other number does; else the gain gives it
+            others = {name: self._shown(f"outer_{name}") if stays else None for name in ("momentum", "lr")}
+            outer = replace(outer, **{**others, **of_outer})
+            outer.momentum_at(1 << 30, self.workers)  # raises if the gain does not fit the rate
         if OVERLAP in changes:
             rule = replace(rule, name=RecipeCall(rule.name, {**rule.arguments, **changes}))
-        return replace(rule, schedule=schedule, outer=self._outer_with(rule, changes)) if changes else rule
-
-    def _outer_with(self, rule: Rule, changes: Changes) -> Any:
-        outer: Any = rule.outer
-        given = {
-            name.removeprefix("outer_"): value for name, value in changes.items() if name not in ("period", OVERLAP)
-        }
-        if not given:
-            return outer
-        if len(given) == 3:
-            raise RuleError("gain, outer_momentum and outer_lr cannot all change: two of them give the third")
-        stays = "gain" not in given  # the other number does; else the gain gives it
-        others = {name: self._shown(f"outer_{name}") if stays else None for name in ("momentum", "lr")}
-        outer = replace(outer, **{**others, **given})
-        outer.momentum_at(1 << 30, self.workers)  # raises if the gain does not fit the rate
-        return outer
+        if of_schedule:
+            schedule = replace(schedule, **of_schedule)
+        return replace(rule, schedule=schedule, outer=outer) if changes else rule
 
     # -- applying ---------------------------------------------------------------------------------
 
     def apply(self, changes: Changes) -> None:
         """Make changes that passed `check`."""
         of_rule = {name: value for name, value in changes.items() if name in (*OF_RULES, OVERLAP)}
-        self.rule = self._rule_with(self.rule, of_rule)
+        self.rule = self._rule_with(of_rule)
         for name in sorted(changes.keys() - of_rule.keys(), key=lambda name: ("@" in name, name)):  # one group's last
+            base, value = split(name)[0], changes[name]
             for number, _, group in self._groups(name):
-                self._set(split(name)[0], changes[name], number, group)
-
-    def _set(self, base: str, value: Any, number: int, group: Group) -> None:
-        if base == "lr_factor":
-            self.rates.scale(number, self.rates.factor(number) * value)
-        elif base == "lr" and SCHEDULED in group:
-            self.rates.scale(number, value / float(group["lr"]))
-        elif base == "lr":
-            self.rates.scale(number, 1.0)
-            write_rate(group, value)
-        else:
-            group[base] = tuple(value) if base == "betas" else value
+                if base == "lr_factor":
+                    self.rates.scale(number, self.rates.factor(number) * value)
+                elif base == "lr" and SCHEDULED in group:
+                    self.rates.scale(number, value / float(group["lr"]))
+                elif base == "lr":
+                    self.rates.scale(number, 1.0)
+                    write_rate(group, value)
+                else:
+                    group[base] = tuple(value) if base == "betas" else value
 
     # -- showing and undoing ----------------------------------------------------------------------
 

@@ -27,11 +27,9 @@ from paceline.tuning.names import Changes, flat
 from paceline.tuning.period_controller import PeriodController
 from paceline.tuning.request_files import RequestFiles, TuneRequest
 from paceline.tuning.rule_chooser import RuleChooser
+from paceline.tuning.speeds import Speeds
 from paceline.tuning.sync_scaling import WARMUP
 from paceline.tuning.tunables import Tunables
-
-PeriodControllerFor = Callable[[Rule, bool], PeriodController]
-"""Of a rule, and whether times have chosen it already."""
 
 
 class MeasuredChoices:
@@ -40,9 +38,9 @@ class MeasuredChoices:
     Args:
         tunables: the settings.
         chooser: of the rule, if a probe chooses it.
-        unprobed: why no probe can begin; empty if it can, or the rule has none.
-        period_controller_for: makes the period controller of a rule whose period follows measured times.
+        period_controller_for: makes one for a rule whose period follows times, given whether they have chosen it.
         kind: the recipe that makes the same blocks as `auto`.
+        speeds: of the workers, where they may make unequal blocks.
 
     Attributes:
         period_controller: set under rules whose period follows measured times.
@@ -52,13 +50,14 @@ class MeasuredChoices:
         self,
         tunables: Tunables,
         chooser: RuleChooser | None = None,
-        unprobed: str = "",
-        period_controller_for: PeriodControllerFor | None = None,
+        period_controller_for: Callable[[Rule, bool], PeriodController] | None = None,
         kind: str = "bmuf",
+        speeds: Speeds | None = None,
     ) -> None:
-        self._tunables, self.chooser, self.unprobed = tunables, chooser, unprobed
+        self.tunables, self.chooser, self.speeds = tunables, chooser, speeds
         self._period_controller_for, self._kind = period_controller_for, kind
         self.period_controller: PeriodController | None = None
+        self.resized = False  # whether the workers' minibatches in a block have changed, and blocks do not follow yet
         self.place: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Returns (exchanged blocks, minibatches of this worker) at present."""
 
@@ -67,27 +66,30 @@ class MeasuredChoices:
     @property
     def due(self) -> bool:
         """Whether it is time to gather the measurements."""
-        return any(one is not None and one.due for one in (self.period_controller, self.chooser))
+        return any(one is not None and one.due for one in (self.period_controller, self.chooser, self.speeds))
 
     def stepped(self) -> None:
-        if self.period_controller is not None:
-            self.period_controller.stepped(*self.place())
-        if self.chooser is not None:
-            self.chooser.stepped(self.place()[1])
+        for one in self.period_controller, self.chooser, self.speeds:
+            if one is not None:
+                one.stepped(*self.place())
 
     def measurements(self) -> Any:
-        """This worker's measurements as JSON values; None before there are enough."""
-        pace = self.period_controller.measurements() if self.period_controller is not None else None
-        return pace if self.chooser is None else [pace, self.chooser.measurements()]
+        """This worker's measurements as JSON values, of period, rule and speeds; each None before there are enough."""
+        measured = self.period_controller, self.chooser, self.speeds
+        return [one.measurements() if one is not None else None for one in measured]
 
     def agree(self, measured: Sequence[Any]) -> tuple[Changes, str] | None:
         """Choose, the same on every worker; (what else changes, why), or None. `measured`: of each worker."""
+        paces, choices, rows = zip(*measured, strict=True)
+        rule, timed = self.tunables.rule, self.probing
         if self.chooser is not None:
-            self.chooser.agree([row[1] for row in measured])
-            measured = [row[0] for row in measured]
-        if self.period_controller is None:
-            return None
-        return self.period_controller.agree(measured, self._tunables.rule.paced)
+            self.chooser.agree(choices)
+        if timed and self.chosen is not None and self.chooser is not None:  # what the probe has timed
+            rule = self.chooser.rule
+            rows = tuple([True, one and one[1], row and row[2]] for one, row in zip(choices, rows, strict=True))
+        if self.speeds is not None and rule.schedule.exchanges_blocks and not self.probing:
+            self.resized |= self.speeds.agree(rows, rule.blocks)
+        return self.period_controller.agree(paces, self.tunables.rule.paced) if self.period_controller else None
 
     # -- the rule ---------------------------------------------------------------------------------
 
@@ -113,35 +115,16 @@ class MeasuredChoices:
 
     def rule_of(self, saved: dict[str, Any] | None) -> Rule:
         """The rule under which a checkpoint was made, with its choice."""
-        return self._tunables.rule if self.chooser is None else self.chooser.rule_of(saved)
-
-    def take(self) -> Choice | None:
-        """Continue with the rule that was chosen, if that has not taken effect yet."""
-        chooser, chosen = self.chooser, self.chosen
-        if chooser is None or chosen is None:
-            return None
-        before = self._tunables.rule
-        chooser.pending = False
-        self.use(chooser.rule)
-        if (sync := self._tunables.rates.sync) is not None:
-            sync.take_over(self._tunables.rates.groups())
-        if self._tunables.rule.schedule.exchanges_blocks:  # keep the numbers that were set during the probe
-            rule = self._tunables.rule = replace(self._tunables.rule, outer=before.outer)
-            if before.schedule.period != chooser.asked.schedule.period:
-                period = max(before.schedule.period, rule.schedule.overlap)
-                self._tunables.rule = replace(rule, schedule=replace(rule.paced, period=period))
-                if self.period_controller is not None:
-                    self.period_controller.held = True
-        return chosen
+        return self.tunables.rule if self.chooser is None else self.chooser.rule_of(saved)
 
     @property
     def text(self) -> str:
         """The present rule, as it can be asked for."""
-        return named(self._tunables.rule, self._kind).text()
+        return named(self.tunables.rule, self._kind).text()
 
     def line(self, why: str) -> str:
         """What the user sees of a choice."""
-        rule, again, chooser = self._tunables.rule, self.text, self.chooser
+        rule, again, chooser = self.tunables.rule, self.text, self.chooser
         if chooser is not None and chooser.scaling is not None:
             again = replace(chooser.asked, name=RecipeCall("auto", {**chooser.asked.arguments, "share": 0.99})).text()
         rate = "" if rule.schedule.exchanges_blocks else self.rate
@@ -150,21 +133,16 @@ class MeasuredChoices:
     @property
     def rate(self) -> str:
         """The learning rate, where it is not the program's."""
-        rates = self._tunables.rates
+        rates = self.tunables.rates
         if rates.sync is None:
             return "" if rates.common == 1 else f", the learning rate {rates.common:.3g} times one worker's"
         most = max(rates.sync.highest(optimizer) for optimizer, _ in rates.groups())
         how = "as more workers train together" if rates.sync.takes_turns else f"in {WARMUP} steps"
         return f", the learning rate rising to {most:.3g} times one worker's {how}"
 
-    def saved_choice(self) -> dict[str, Any] | None:
-        """The present choice for the log, by which a run that is started again takes it; None without a probe."""
-        choice, schedule = self.chooser.choice if self.chooser is not None else None, self._tunables.rule.schedule
-        return replace(choice, period=schedule.period, overlap=schedule.overlap).json() if choice is not None else None
-
     def use(self, rule: Rule) -> None:
         """Continue with this rule: with the rates of its workers, and a controlled period where no probe is made."""
-        self._tunables.rule = rule
+        self.tunables.rule = rule
         self.follow_workers()
         make, choice = self._period_controller_for, self.chooser.choice if self.chooser is not None else None
         controlled = make is not None and rule.schedule.follows_times and not self.probing
@@ -173,7 +151,7 @@ class MeasuredChoices:
 
     def follow_workers(self) -> None:
         """Give the local learning rates the factor that the rule has for this number of workers, none in a probe."""
-        tunables, chooser = self._tunables, self.chooser
+        tunables, chooser = self.tunables, self.chooser
         sync = chooser.scaling if chooser is not None else None
         factor = 1.0 if self.probing else tunables.rule.rate_factor(tunables.workers)
         tunables.rates.scale_all(factor, sync, lambda: self.place()[1])
@@ -210,28 +188,20 @@ class Tuner:
     """One worker's requests, and the changes of all workers.
 
     Args:
-        tunables: the settings.
-        world: this worker.
-        request_files: requests from outside the run.
-        note: writes an event.
-        each: whether each worker exchanges by itself.
         measured: what measured times change.
+        world: this worker.
+        request_files: requests from outside the run; every worker reads each where workers exchange alone.
+        note: writes an event.
     """
 
     def __init__(
-        self,
-        tunables: Tunables,
-        world: World,
-        request_files: RequestFiles,
-        note: Callable[..., None],
-        each: bool = False,
-        measured: MeasuredChoices | None = None,
+        self, measured: MeasuredChoices, world: World, request_files: RequestFiles, note: Callable[..., None]
     ) -> None:
-        self.tunables, self._world, self._request_files = tunables, world, request_files
-        self._note, self._each = note, each
+        self.measured, self.tunables = measured, measured.tunables
+        self._world, self._request_files = world, request_files
+        self._note, self._each = note, request_files.each
         self.follow: Callable[[Rule], None] = lambda rule: None
         """Called with the rule after a change that waits for no exchange."""
-        self.measured = measured if measured is not None else MeasuredChoices(tunables)
         self._asked: list[TuneRequest] = []
         self._decided: list[TuneRequest] = []
         self._stack: list[dict[str, Any]] = []
@@ -278,12 +248,11 @@ class Tuner:
     def look(self, now: bool = False) -> None:
         """After every step: time it, and at most once a second look for request files."""
         measured = self.measured
-        if measured.period_controller is not None or measured.chooser is not None:
+        if measured.period_controller or measured.chooser or measured.speeds:
             measured.stepped()
-        if self._request_files.folder is None:
-            return
-        for request in self._request_files.look(now):
-            self._take(request)
+        if self._request_files.folder is not None:
+            for request in self._request_files.look(now):
+                self._take(request)
 
     def _take(self, request: TuneRequest) -> TuneRequest:
         request.by, request.number = self._world.rank, next(self._numbers)
@@ -355,10 +324,22 @@ class Tuner:
 
     def take_choice(self) -> Rule | None:
         """The rule that was chosen, if that has not taken effect yet; it does now."""
-        chosen = self.measured.take()
-        if chosen is None:
+        measured, before = self.measured, self.rule
+        chooser, chosen = measured.chooser, measured.chosen
+        if chooser is None or chosen is None:
             return None
-        if not self.rule.schedule.exchanges_blocks:
+        chooser.pending = False
+        measured.use(chooser.rule)
+        if (sync := self.tunables.rates.sync) is not None:
+            sync.take_over(self.tunables.rates.groups())
+        if self.rule.schedule.exchanges_blocks:  # keep the numbers that were set during the probe
+            self.tunables.rule = replace(self.rule, outer=before.outer)
+            if before.schedule.period != chooser.asked.schedule.period:
+                period = max(before.schedule.period, self.rule.schedule.overlap)
+                self.tunables.rule = replace(self.rule, schedule=replace(self.rule.paced, period=period))
+                if measured.period_controller is not None:
+                    measured.period_controller.held = True
+        else:
             self._stack = []  # of numbers that this rule has not
         self._tell_rule(chosen.why, chosen.blind)
         if self._world.rank == 0 and (codec := self.rule.arguments.get("codec")) in COSTS:
@@ -369,28 +350,32 @@ class Tuner:
         """At attach: log where the learning rate is not the program's and no choice of the rule will tell."""
         measured, rule = self.measured, self.rule
         if (rate := measured.rate) and not measured.probing:
-            unprobed = f" without a probe: {measured.unprobed}" if measured.unprobed else ""
+            problem = measured.chooser.unprobed if measured.chooser is not None else ""
+            unprobed = f" without a probe: {problem}" if problem else ""
             why = f"{rule.name}: blocks of {rule.schedule.period} minibatches{unprobed}{rate}"
             self._note("rule", rule=rule.text(), why=why, total_minibatches=0)
 
     def _tell_rule(self, why: str, blind: bool = False) -> None:
         """In one line, but for a `blind` choice, which times will change; and in the log."""
-        measured, at = self.measured, self.measured.place()[1]
+        measured, at, saved = self.measured, self.measured.place()[1], None
         if self._world.rank == 0 and not blind:
             logger.warning("%s", measured.line(why))
         why = f"auto: {why}{measured.rate}"
-        self._note("rule", rule=measured.text, why=why, choice=measured.saved_choice(), total_minibatches=at)
+        if measured.chooser is not None and (choice := measured.chooser.choice) is not None:
+            schedule = self.rule.schedule  # a run that is started again takes the present choice from the log
+            saved = replace(choice, period=schedule.period, overlap=schedule.overlap).json()
+        self._note("rule", rule=measured.text, why=why, choice=saved, total_minibatches=at)
 
     # -- applying ---------------------------------------------------------------------------------
 
     @property
     def decided(self) -> bool:
-        """Whether accepted requests wait for `apply`."""
-        return bool(self._decided)
+        """Whether accepted requests wait for `apply`, or other blocks."""
+        return bool(self._decided) or self.measured.resized
 
     def apply(self) -> None:
         """Apply the accepted requests in rank order."""
-        decided, self._decided = self._decided, []
+        decided, self._decided, self.measured.resized = self._decided, [], False
         for request in decided:
             self._make(request)
 
@@ -458,7 +443,9 @@ class Tuner:
         asked = [[one.changes, one.revert] for one in [*self._decided, *self._asked] if not one.why]
         controller, chooser = self.measured.period_controller, self.measured.chooser
         pace = controller.state() if controller is not None else None
-        state = {"knobs": self.tunables.state(), "stack": self._stack, "asked": asked, "pace": pace}
+        state: dict[str, Any] = {"knobs": self.tunables.state(), "stack": self._stack, "asked": asked, "pace": pace}
+        if self.measured.speeds is not None:
+            state["speeds"] = self.measured.speeds.state()
         return state if chooser is None else {**state, "choice": chooser.state()}
 
     def load(self, state: dict[str, Any], asked: bool = True) -> None:
@@ -470,6 +457,8 @@ class Tuner:
             controller.load(state["pace"])
             if not asked:  # the state is another worker's
                 controller.renew()
+        if self.measured.speeds is not None and "speeds" in state:
+            self.measured.speeds.load(state["speeds"])
         self._asked = [
             TuneRequest(dict(changes), bool(revert), self._world.rank, number=next(self._numbers))
             for changes, revert in (state["asked"] if asked else [])

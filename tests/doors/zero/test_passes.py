@@ -438,8 +438,8 @@ def test_a_process_in_which_nothing_was_attached_before_splits_every_pass(
     before = DataLoader.__iter__
     for owner, name in (DataLoader, "__iter__"), (DataLoader, "__len__"), (LRScheduler, "step"):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # as they were, afterwards
-    patch = cache(hooks._patch_loaders_and_schedulers.__wrapped__)  # not yet called
-    monkeypatch.setattr(hooks, "_patch_loaders_and_schedulers", patch)
+    patch = cache(hooks._patch.__wrapped__)  # not yet called
+    monkeypatch.setattr(hooks, "_patch", patch)
     source = (
         "loader = DataLoader(Numbers(24), batch_size=2, shuffle=True)\nfor epoch in range(3):\n    seen.append([])\n"
     )

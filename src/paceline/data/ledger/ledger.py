@@ -172,10 +172,6 @@ class History:
             return None
         return [list(one) for one in islice(self._entries, len(self._entries) - missing, None)] if missing else []
 
-    def forget_readers(self) -> None:
-        """The ledger was replaced, so each reader needs the whole of it."""
-        self._told = {}
-
 
 class Ledger:
     """The epochs of all shared loaders.
@@ -423,7 +419,7 @@ class Ledger:
 
     def load(self, state: dict[str, Any], now: float = 0.0) -> None:
         """Restore `state`; `now` may come from another clock."""
-        self._history.forget_readers()
+        self._history = History()  # each reader needs the whole ledger
         self.epochs.load(state)
         self._at = {(loader, rank): epoch for loader, rank, epoch in state["at"]}
         self.speeds.load(state["speeds"], now - state["now"])

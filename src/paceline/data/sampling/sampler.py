@@ -371,28 +371,32 @@ class Plan:
         """The order of an epoch if it is too long to hold; its length may be `ENDLESS`."""
         return None
 
-    def even(self, position: Position, world: World, skip: int) -> tuple[EvenAssignment, int]:
-        """Split the places that remain of the present epoch evenly, and note it in the position.
-
-        Args:
-            skip: batches that this worker has had of its part.
-
-        Returns:
-            This worker's part, and how many places remain.
-        """
+    def even(
+        self, position: Position, world: World, skip: int, counts: Sequence[int] = ()
+    ) -> tuple[EvenAssignment, int]:
+        """Split the places that remain of the present epoch evenly, or by `counts`, batches of each worker in turn, and
+        note it in the position. Returns this worker's part without the `skip` batches that it has had, and how many
+        places remain."""
         epoch, rest, tail = position.epoch, position.rest.get(position.epoch), self.tail
         total = self.places(epoch) if rest is None else rest.total
-        cut = position.now.cut = self.cut(total, world.size)
-        stream, split = self.streamed(epoch) if rest is None else None, split_of(cut)
+        stream, cut = self.streamed(epoch) if rest is None else None, self._cut(position, total, world.size)
+        if counts and cut[0] == "rounds" and stream is None and tail != "pieces":
+            cut = f"shares 0:{','.join(map(str, counts))}", *cut[1:]
+        split, position.now.cut = split_of(cut), cut
         if stream is not None:
             return StreamedAssignment(stream.reach, epoch, split, world.rank, skip, tail), total
         return EvenAssignment(epoch, rest, split, world.rank, skip, tail), total
+
+    def _cut(self, position: Position, total: int, workers: int) -> Cut:
+        """How the present epoch is split: by the shares of its pass, or evenly."""
+        cut = position.now.cut
+        return cut if cut is not None and cut[0].startswith("shares") else self.cut(total, workers)
 
     def batches(self, position: Position, world: World) -> int | None:
         """Batches of this worker in an even split of the places that remain; None if nobody knows."""
         epoch, size, rest = position.epoch, world.size, position.rest.get(position.epoch)
         total = self.places(epoch) if rest is None else rest.total
-        split = split_of(self.cut(total, size))
+        split = split_of(self._cut(position, total, size))
         if total >= ENDLESS // 2:
             return None
         if self.tail != "pieces" or not total % size:

@@ -10,6 +10,9 @@ has fewer than two places for each worker (one, if b < 4), the last two rounds a
 the same number of steps. Only if that is impossible (fewer places than workers, or batches of one) do some workers get
 one batch less.
 
+*Shares.* Where workers are of unequal speed, worker r takes n_r batches in a row of each N tau, n_r by its speed
+(:mod:`paceline.rules.schedule.uneven`). A change of speeds cuts the epoch anew at a place that nobody has begun.
+
 *Stripes.* If neighbours in the order lie in one file, worker r takes the r-th of N contiguous parts of the epoch
 instead, and reads its own files.
 
@@ -29,29 +32,15 @@ from paceline.data.ledger.epoch_ledger import Leases, Mark, Question
 from paceline.data.ledger.ranges import Range, Ranges
 
 Cut = tuple[str, int, int, int]
-"""How an epoch was split: ("rounds", "stripes", "shards", "alone" or "leased", places, batch, workers)."""
+"""("rounds", "stripes", "shards", "alone" or "leased", places, batch, workers); "shares 0:1,1 640:3,5" are rounds up to
+place 640, and then 3 batches of worker 0 and 5 of worker 1 in turn."""
 DRAWN_PLACES = 4096
 """Places of the portions that are drawn at once, since looking up 16 samples takes as long as 1,000."""
 
 
-class Split(Protocol):
-    """The split of an epoch over workers."""
-
-    def __len__(self) -> int:
-        """Rounds, that is, the most batches that a worker has."""
-
-    def batches(self, rank: int) -> int:
-        """Batches of worker `rank`."""
-
-    def part(self, number: int, rank: int) -> Range:
-        """Worker `rank`'s places in round `number`; may be empty."""
-
-    def done(self, rounds: Sequence[int]) -> Ranges:
-        """The places that are done after worker r has done its part of `rounds[r]` rounds."""
-
-
 class Rounds:
-    """Rounds of N batches: `total` places, `batch` places in a full batch."""
+    """Rounds of N batches: `total` places, `batch` places in a full batch. As of every split, `len` is the most batches
+    that a worker has, and `done` gives the places that are done after worker r has done `rounds[r]` of its batches."""
 
     def __init__(self, total: int, batch: int, workers: int) -> None:
         self._batch, self.workers = batch, workers
@@ -113,6 +102,51 @@ class SingleWorker:
         return Ranges([(0, min(self._total, rounds[0] * self._batch))])
 
 
+class Shares:
+    """Batches by shares: from each place of `dealt` on, worker r takes counts[r] batches in a row, in turn."""
+
+    def __init__(self, total: int, batch: int, dealt: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        self._batch, self.dealt = batch, list(dealt)
+        self._runs: list[tuple[int, int, tuple[int, ...]]] = []  # begin, times that all workers take theirs, counts
+        for (begin, counts), end in zip(dealt, [*(one for one, _ in dealt[1:]), total], strict=True):
+            times, rest = divmod(end - begin, batch * sum(counts))
+            if rest % batch and times:  # else the last batch might be of one sample
+                times -= 1
+            self._runs.append((begin, times, counts))
+        begin += times * batch * sum(counts)
+        batches = even_parts(total - begin, -(-(total - begin) // batch)) if total > begin else []
+        bounds = [round(len(batches) * sum(counts[:rank]) / sum(counts)) for rank in range(len(counts) + 1)]
+        self._last = [
+            [(begin + low, begin + high) for low, high in batches[first:end]] for first, end in pairwise(bounds)
+        ]
+
+    def __len__(self) -> int:
+        return max(map(self.batches, range(len(self._last))))
+
+    def batches(self, rank: int) -> int:
+        return sum(times * counts[rank] for _, times, counts in self._runs) + len(self._last[rank])
+
+    def part(self, number: int, rank: int) -> Range:
+        for begin, times, counts in self._runs:
+            if number < times * counts[rank]:
+                turn, offset = divmod(number, counts[rank])
+                begin += (turn * sum(counts) + sum(counts[:rank]) + offset) * self._batch
+                return begin, begin + self._batch
+            number -= times * counts[rank]
+        last = self._last[rank]
+        return last[number] if number < len(last) else (0, 0)
+
+    def next_turn(self, place: int) -> int | None:
+        """The first place from `place` on at which worker 0's batches begin; None if few batches follow."""
+        begin, times, counts = self._runs[-1]
+        width = self._batch * sum(counts)
+        turn = max(0, -(-(place - begin) // width))
+        return begin + turn * width if turn < times else None
+
+    def done(self, rounds: Sequence[int]) -> Ranges:
+        return Ranges([self.part(number, rank) for rank, own in enumerate(rounds) for number in range(own)])
+
+
 class Stripes:
     """A contiguous part for each worker, all in the same number of batches of at most `batch` places."""
 
@@ -152,9 +186,15 @@ def even_parts(count: int, parts: int) -> list[Range]:
     return list(pairwise(part * small + min(part, longer) for part in range(parts + 1)))
 
 
+Split = Rounds | SingleWorker | Shares | Stripes
+
+
 def split_of(cut: Cut) -> Split:
     """The split that a cut describes."""
     kind, total, batch, workers = cut
+    if kind.startswith("shares"):
+        runs = [one.partition(":") for one in kind.split()[1:]]
+        return Shares(total, batch, [(int(at), tuple(map(int, counts.split(",")))) for at, _, counts in runs])
     if kind == "alone":
         return SingleWorker(total, batch)
     return Stripes(total, batch, workers) if kind == "stripes" else Rounds(total, batch, workers)
@@ -211,9 +251,22 @@ class EvenAssignment:
     ) -> None:
         self._epoch, self._rest, self._split, self._rank, self._tail = epoch, rest, split, rank, tail
         self._number, self._rounds, self._coming = first, len(split), deque[Portion]()
+        self._given = first
 
     def next(self, wait: bool) -> Portion | None:
-        return self._coming.popleft() if self._coming or self._draw() else None
+        if not self._coming and not self._draw():
+            return None
+        self._given += 1
+        return self._coming.popleft()
+
+    @property
+    def furthest(self) -> int:
+        """The end of the last place that this worker was given, or 0."""
+        return self._split.part(self._given - 1, self._rank)[1] if self._given else 0
+
+    def deal(self, split: Split) -> None:
+        """Continue with a split that is the same up to what this worker was given."""
+        self._split, self._number, self._rounds, self._coming = split, self._given, len(split), deque()
 
     def known(self) -> Iterable[Portion]:
         if not self._coming:

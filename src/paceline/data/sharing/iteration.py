@@ -36,6 +36,7 @@ from paceline.data.sampling.split import (
     LeasedAssignment,
     Portion,
     Rounds,
+    Shares,
     portion_of_rest,
     split_of,
 )
@@ -56,6 +57,7 @@ class RunData:
     def __init__(self, world: World, seed: int, began: Callable[[int, int | None], None]) -> None:
         self.world, self.seed, self.began = world, seed, began
         self.leases: Leases | None = None  # under rules that lease samples
+        self.counts: tuple[int, ...] = ()  # batches of each worker in turn; empty where shares are equal
         self.places: PlaceLog | None = None  # which places each step trained on, if receipts are written
         self.warn: Callable[[str, str], None] = lambda key, text: None
         """Called with a warning, and a key that it has in common with later ones of its kind."""
@@ -296,6 +298,7 @@ class Iteration:
         self._leases = leases
         self.length: int | None = None  # batches of this worker in the present pass, if known
         self.reached = (0, 0)  # epoch, the furthest place of it that this worker was given
+        self.assignment: EvenAssignment | None = None  # of the present pass, if it can be dealt anew
         self.plan: SamplingPlan | None = None  # of a map-style loader
         self._loading: Loading | None = None
         self._numbers = SampleNumbers(getattr(loader, "dataset", None))
@@ -388,11 +391,30 @@ class Iteration:
             self._begin(("leased", places, plan.unit, world.size))
             question = Question(self._number, position.epoch, places, plan.unit, plan.most)
             return LeasedAssignment(self._leases, question, position.held)
-        assignment, places = plan.even(position, world, skip)
+        assignment, places = plan.even(position, world, skip, self._registry.counts)
+        fits = position.now.cut is not None and position.now.cut[0].startswith(("rounds", "shares"))
+        self.assignment = assignment if fits and type(assignment) is EvenAssignment and plan.tail != "pieces" else None
         self._check_whole(places)
         self.length = length()
         self._registry.began(position.epoch, self.length)
         return assignment
+
+    @property
+    def furthest(self) -> list[int] | None:
+        """[loader, epoch, end of the last place that this worker was given]; None if its pass cannot be dealt anew."""
+        return None if self.assignment is None else [self._number, self._position.epoch, self.assignment.furthest]
+
+    def deal(self, counts: Sequence[int], place: int) -> None:
+        """From the first turn after `place` on, worker r takes counts[r] batches in turn."""
+        cut = self._position.now.cut
+        assert cut is not None and self.assignment is not None
+        if cut[0] == "rounds":
+            cut = f"shares 0:{','.join('1' * cut[3])}", *cut[1:]
+        split = split_of(cut)
+        if isinstance(split, Shares) and (turn := split.next_turn(place)) is not None:
+            cut = f"{cut[0]} {turn}:{','.join(map(str, counts))}", *cut[1:]
+            self._position.split(cut)
+            self.assignment.deal(split_of(cut))
 
     def _check_whole(self, places: int) -> None:
         """Report which batches of an epoch are cut or dropped; refuse to drop all."""

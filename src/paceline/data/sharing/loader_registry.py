@@ -127,28 +127,24 @@ class LoaderRegistry(RunData):
         self._loaded: Sequence[Load] = []
         self._epoch = 0  # of the first loader, from a checkpoint
         self.samples = 0
-        self.ready: Callable[[], None] = lambda: None
-        """Called before the first batch of every pass."""
+        self.ready: Callable[[], None] = lambda: None  # called before the first batch of every pass
+        # called where an iteration of the program's loop is over; its result is called if another one follows
         self.safe: Callable[[], Callable[[], None] | None] = lambda: None
-        """Called where an iteration of the program's loop is over; its result is called if another one follows."""
-        self.may_leave: Callable[[], None] = lambda: None
-        """Called there, too: a worker that is to leave does not return."""
-        self.empty: Callable[[], None] = lambda: None
-        """Called after a pass in which this worker got no batch."""
+        self.may_leave: Callable[[], None] = lambda: None  # called there, too: a worker that is to leave stays in it
+        self.empty: Callable[[], None] = lambda: None  # called after a pass in which this worker got no batch
+        # called after the first step in the data of a leader, with the steps that a pass over them has
         self.led: Callable[[int], None] = lambda steps: None
-        """Called after the first step in the data of a leader, with the steps that a pass over them has."""
-        self.trains: Callable[[], bool] = lambda: False
-        """Whether the program trains now, rather than evaluates."""
+        self.trains: Callable[[], bool] = lambda: False  # whether the program trains now, rather than evaluates
+        # called once a pass is over in which the program trained, before anything else is done
         self.pass_over: Callable[[], None] = lambda: None
-        """Called once a pass is over in which the program trained, before anything else is done."""
         self._turn: Callable[[], None] | None = None  # called before the first batch of a step is handed out
         self._calls_in_steps = False  # whether the program has called all workers between a batch and its step
-        self.passed: Callable[[], None] = lambda: None
-        """Called after a pass in which the optimizer stepped."""
+        self.passed: Callable[[], None] = lambda: None  # called after a pass in which the optimizer stepped
         self._under_way: dict[Position, ActivePass] = {}  # the outermost first
         self._leader: Position | None = None  # position of the pass in which the optimizer steps
         self._earlier = 0  # passes over the data of leaders before it
         self._made = 0  # steps
+        self.equal_steps = 0.0  # those that it would have made with equal shares
         self._last_place = 0  # of the last pass that is over, packed
         self._last_pass: ActivePass | None = None
         self._trainer: int | None = None  # the thread of the optimizer's steps
@@ -161,11 +157,14 @@ class LoaderRegistry(RunData):
         self,
         leases: Leases | None,
         safe: Callable[[], Callable[[], None] | None] | None,
-        passed: Callable[[], None] = lambda: None,
+        passed: Callable[[], None],
+        warn: Callable[[str, str], None],
+        empty: Callable[[], None],
+        led: Callable[[int], None],
     ) -> None:
-        """The run is built; `safe` gives what is called where an iteration of the program's loop is over, and `passed`
-        is called after a pass in which the optimizer stepped."""
+        """The run is built; `warn` takes warnings, and the others are called as the attributes say."""
         self.leases, self.safe, self.passed = leases, safe or self.safe, passed
+        self.warn, self.empty, self.led = warn, empty, led
 
     def move_to(self, world: World) -> None:
         """This worker has another rank, or the cluster another size."""
@@ -183,17 +182,9 @@ class LoaderRegistry(RunData):
         """`turn` waits for this worker's turn to make a step; None if all make it together."""
         self._turn = turn
 
-    def warn_by(self, warn: Callable[[str, str], None], empty: Callable[[], None], led: Callable[[int], None]) -> None:
-        """Where warnings go, and what is called after a pass without a batch, and after the first step in one."""
-        self.warn, self.empty, self.led = warn, empty, led
-
     def share(self, loader: Iterable[Any], even: bool = False) -> SharedLoader:
-        """This worker's part of `loader`; the same object for the same loader, the same position for the same data.
-
-        Args:
-            loader: the user's.
-            even: whether workers get the same number of batches under every rule.
-        """
+        """This worker's part of the user's `loader`; the same object for the same loader, the same position for the
+        same data. `even`: whether workers get the same number of batches under every rule."""
         if isinstance(loader, nn.Module) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
             raise UnsupportedError(
                 self.world.sign(
@@ -356,6 +347,20 @@ class LoaderRegistry(RunData):
         return None
 
     @property
+    def furthest(self) -> list[int] | None:
+        """How far this worker is in the pass in which the optimizer steps; None if that cannot be dealt anew."""
+        return self.leading.iteration.furthest if self.leading is not None else None
+
+    def deal(self, counts: tuple[int, ...], furthest: Sequence[list[int] | None]) -> bool:
+        """Deal batches by these counts from now on, given how far each worker is; whether all are in one pass."""
+        leading = self.leading
+        if leading is None or any(one is None or one[:2] != furthest[0][:2] for one in furthest):  # type: ignore[index]
+            return False
+        self.counts = counts
+        leading.iteration.deal(counts, max(one[2] for one in furthest if one is not None))
+        return True
+
+    @property
     def leading(self) -> SharedLoader | None:
         """The shared loader in whose pass the optimizer steps, while that pass is active."""
         if self._leader not in self._under_way:
@@ -407,6 +412,8 @@ class LoaderRegistry(RunData):
                     raise UnsupportedError(self.world.sign(f"{many}: some would train on none; take fewer workers"))
                 self.led(one.length // max(1, self._batches - one.batches_then))
         self._made += 1
+        counts = self.counts
+        self.equal_steps += sum(counts) / len(counts) / counts[self.world.rank] if counts else 1
         new = self._since[0]
         self.samples += new
         self._since = [0, 0, 0]
@@ -465,11 +472,14 @@ class LoaderRegistry(RunData):
             "in_hand": [list(mark) for mark in self._in_hand],
             "ledger": self.leases.state() if self.leases is not None else None,
             **({"places": self.places.state()} if self.places is not None else {}),
+            **({"counts": [list(self.counts), self.equal_steps]} if self.counts else {}),
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state` of the same number of workers, also for loaders that are shared later."""
         self.samples, self._since, self._rows = state["samples"], state["since"], []
+        counts, self.equal_steps = state.get("counts", [(), 0.0])
+        self.counts = tuple(counts)
         self._steps = deque((steps, places) for steps, places in state["steps"])
         self._in_hand = [(loader, epoch, begin, end) for loader, epoch, begin, end in state["in_hand"]]
         self._place([partial(Position.load, state=row) for row in state["positions"]])
@@ -479,10 +489,8 @@ class LoaderRegistry(RunData):
             self.leases.load(state["ledger"])
 
     def regroup(self, states: list[dict[str, Any]]) -> None:
-        """Restore a checkpoint of another number of workers, given their states in rank order.
-
-        The order of an epoch is the same for any number of workers; its remainder is split among the present ones.
-        """
+        """Restore a checkpoint of another number of workers, in rank order; what remains of an epoch, whose order is
+        the same for any number, is split among the present ones."""
         self.samples = sum(state["samples"] for state in states) // self.world.size
         self._since, self._in_hand, self._steps = [0, 0, 0], [], deque()
         if self.places is not None:
@@ -545,7 +553,7 @@ class SharedLoader:
     ) -> None:
         self.loader, self._position, self._registry, self._leases = loader, position, registry, leases
         position.leased = leases is not None
-        self._iteration = Iteration(loader, number, position, registry, leases)
+        self.iteration = Iteration(loader, number, position, registry, leases)
         self._before = (0, 0, 0)
         self.again = again
 
@@ -586,7 +594,7 @@ class SharedLoader:
 
         If batches are leased, it follows the furthest place that this worker was given, not its own steps.
         """
-        iteration = self._iteration
+        iteration = self.iteration
         epoch, place = iteration.reached
         if self._leases is None and iteration.shards is None:
             return min(1.0, self._position.now.batches / max(1, self._length() or ENDLESS))
@@ -619,16 +627,10 @@ class SharedLoader:
         return self.batches_of_worker()
 
     def batches_of_worker(self, rank: int | None = None) -> int:
-        """The same, for code that is not the program's.
-
-        Args:
-            rank: of another worker.
-
-        Raises:
-            TypeError: the loader has no length.
-        """
+        """The same, for code that is not the program's; `rank` is that of another worker. `TypeError` where the loader
+        has no length."""
         world = self._world if rank is None else replace(self._world, rank=rank)
-        plan = self._iteration.chosen
+        plan = self.iteration.chosen
         if plan is None:
             return self._batches_of_iterable(len(self.loader), world.rank)  # type: ignore[arg-type]
         batches = plan.batches(self._position, world)
@@ -659,11 +661,11 @@ class SharedLoader:
         self._registry.leave(self._position)
         self._registry.settle()
         skip = self._position.begin()
-        batches = self._iteration.batches(skip, self._length)
+        batches = self.iteration.batches(skip, self._length)
         if self._leases is not None:
             self._position.hold(batches)
         self._before = self._registry.since
-        token = self._registry.begins(self._position, self._iteration.length, self._fewest)
+        token = self._registry.begins(self._position, self.iteration.length, self._fewest)
         complete = False
         try:
             while True:
@@ -692,7 +694,7 @@ class SharedLoader:
     @property
     def read_as_a_whole(self) -> bool:
         """Whether every worker iterates over the whole loader, and takes its own batches."""
-        iteration = self._iteration
+        iteration = self.iteration
         return iteration.plan is None and iteration.listed is None and iteration.shards is None
 
     # -- a pass that turns out to be an evaluation ------------------------------------------------
@@ -700,7 +702,7 @@ class SharedLoader:
     @property
     def completes(self) -> bool:
         """Whether `rest` can give the other workers' batches of the epoch."""
-        iteration = self._iteration
+        iteration = self.iteration
         if iteration.plan is None or iteration.as_it_is or self._leases is not None:
             return False
         return can_complete(iteration.plan, self._position, self._world.size)
@@ -708,7 +710,7 @@ class SharedLoader:
     @property
     def full_batch(self) -> bool:
         """Whether a worker's first batch is a whole batch of the loader."""
-        iteration = self._iteration
+        iteration = self.iteration
         if iteration.plan is None or iteration.as_it_is:
             return True
         return iteration.plan.places(self._position.epoch) >= iteration.plan.unit * self._world.size
@@ -719,7 +721,7 @@ class SharedLoader:
         That pass must be over or closed.
         """
         self._registry.untrained(self._before)
-        return self._iteration.rest_of(epoch, batches)
+        return self.iteration.rest_of(epoch, batches)
 
     def _length(self) -> int | None:
         try:

@@ -22,10 +22,10 @@ class Average:
 
     tensors = ()
 
-    def momentum_at(self, block: int, workers: int) -> float:
+    def momentum_at(self, block: int, workers: float) -> float:
         return 0.0
 
-    def lr_at(self, block: int, workers: int) -> float:
+    def lr_at(self, block: int, workers: float) -> float:
         """The mean as it is."""
         return 1.0
 

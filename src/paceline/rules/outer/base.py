@@ -44,10 +44,10 @@ class Outer(Protocol):
     def tensors(self) -> tuple[str, ...]:
         """Names of the state tensors besides the anchor, each of the anchor's shape."""
 
-    def momentum_at(self, block: int, workers: int) -> float:
+    def momentum_at(self, block: int, workers: float) -> float:
         """eta of block `block` (the first is 1) with N = `workers`."""
 
-    def lr_at(self, block: int, workers: int) -> float:
+    def lr_at(self, block: int, workers: float) -> float:
         """zeta of block `block` with N = `workers`."""
 
     def origin(self, anchor: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ GROWTH = 0.5
 
 @cache  # every block asks
 def eta_zeta(
-    workers: int,
+    workers: float,
     momentum: float | None,
     lr: float | None,
     gain: float | str,
@@ -92,7 +92,7 @@ class MomentumStep:
         if not isinstance(gain, str):
             self.eta_zeta(2)  # a gain in numbers does not depend on N
 
-    def eta_zeta(self, workers: int) -> tuple[float, float]:
+    def eta_zeta(self, workers: float) -> tuple[float, float]:
         """(eta, zeta) with N = `workers`, after the first blocks."""
         paper = self.paper or (1 - 1 / workers, 1.0)
         return eta_zeta(workers, self.momentum, self.lr, self.gain, paper, self.amplify)
@@ -102,14 +102,14 @@ class MomentumStep:
         """Whether the gain is the default's, which grows with the blocks."""
         return self.gain == "auto" and self.momentum is None
 
-    def momentum_at(self, block: int, workers: int) -> float:
+    def momentum_at(self, block: int, workers: float) -> float:
         """eta_n."""
         eta, zeta = self.eta_zeta(workers)
         if self._grows:
             eta = 1 - zeta / max(zeta, min(zeta / (1 - eta), block**GROWTH))
         return eta * (min(1.0, (block - 1) / self.ramp) if self.ramp else 1.0)
 
-    def lr_at(self, block: int, workers: int) -> float:
+    def lr_at(self, block: int, workers: float) -> float:
         """zeta_n."""
         return self.eta_zeta(workers)[1]
 

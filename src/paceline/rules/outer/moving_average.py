@@ -42,10 +42,10 @@ class MovingAverage:
         """Those of the other step, and the average."""
         return (*self.outer.tensors, EMA)
 
-    def momentum_at(self, block: int, workers: int) -> float:
+    def momentum_at(self, block: int, workers: float) -> float:
         return self.outer.momentum_at(block, workers)
 
-    def lr_at(self, block: int, workers: int) -> float:
+    def lr_at(self, block: int, workers: float) -> float:
         return self.outer.lr_at(block, workers)
 
     def origin(self, anchor: Tensor, state: State, c: Coefficients, out: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@takes(PacedOptions, rate_exponent=RATE_EXPONENT)
+@takes(PacedOptions, rate_exponent=RATE_EXPONENT, even=False)
 def auto(
     *,
     share: float = 0.02,

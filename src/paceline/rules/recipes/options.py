@@ -77,6 +77,7 @@ class CommonOptions(RouteOptions, total=False):
     grow: str | None
     rate_exponent: float | None
     within: str
+    even: bool
 
 
 class BlockOptions(CommonOptions, total=False):
@@ -198,6 +199,12 @@ _OPTIONS = {
     "within": _Option(
         "str", "", '"host" makes the processes of a host one worker, which makes synchronous steps inside.'
     ),
+    "even": _Option(
+        "bool",
+        True,
+        "True for equally many minibatches of all workers; False for as many as they make in the same time\n"
+        "    (:mod:`paceline.rules.schedule.uneven`).",
+    ),
     "dimensions": _Option(
         "Dimensions", None, 'None sums over all at once; "hosts" first within each host; or sizes like (4, 2).'
     ),
@@ -260,7 +267,8 @@ def _with_arguments(doc: str, names: list[str]) -> str:
 def fields(options: CommonOptions, codec: str, alone: bool = False) -> dict[str, Any]:
     """Codec, topology and settings that the options of blocks describe, as fields of a `Rule`."""
     exponent = 0.0 if options["grow"] is not None else options["rate_exponent"] or 0.0  # else the growth has it
-    settings = BlockSettings(options["within"], options["ema"], alone, exponent)
+    even = options["even"] or options["reproducible"] or bool(options["within"]) or options["grow"] is not None
+    settings = BlockSettings(options["within"], options["ema"], alone, exponent, even)
     # with `within`, each process of a host sends its share of the host's traffic
     dimensions = "hosts" if options["within"] and options["dimensions"] is None else options["dimensions"]
     wire = carried_by(codec, 0, dimensions, options["reproducible"], options["chunks"])

@@ -81,6 +81,12 @@ class LocalOptimizers:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._payload.hold(optimizer)
 
+    def hold(self) -> None:
+        """Let an exchange outside of a step see their settings as one in a step does: a schedule may have changed
+        them."""
+        for optimizer, _ in self.owned if self._handles else ():
+            self._payload.hold(optimizer)
+
     def release(self) -> None:
         for handle in self._handles:
             handle.remove()
@@ -271,6 +277,7 @@ class BlockUpdate:
     def begin(self, header: ExchangeHeader, overlapped: bool = False) -> None:
         """End the block: send its contribution. `header` says of it what is not measured here; `overlapped`: whether
         the next block computes during the exchange."""
+        self.optimizers.hold()
         self.prepare()
         state, numbers, exchanger = self.state, self.numbers, self.exchanger
         numbers.minibatches = header.minibatches

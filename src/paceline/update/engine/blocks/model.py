@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -19,6 +19,7 @@ from paceline.core.optimizer_state import Owned
 from paceline.errors import ElsewhereError, UnsupportedError
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import EveryBlock
+from paceline.rules.schedule.uneven import effective
 from paceline.update.engine import agreement, global_model
 from paceline.update.engine.blocks.fragment import BlockUpdate, FragmentState, LocalOptimizers
 from paceline.update.engine.blocks.outer_state import BlockNumbers, BufferState, OuterState, ParameterState
@@ -124,7 +125,8 @@ class FragmentedModel:
         self._model = run.model
         shards = Shards(parameter for _, named in run.owned for _, parameter in named)
         self._sharded = shards.any
-        self._rule_schedule, delta = rule.blocks, rule.delta
+        self._rule_schedule, delta = rule.blocks, rule.delta  # the schedule is this worker's
+        self._rank, self.periods = run.transport.world.rank, tuple[int, ...]()
         device = torch.device("cpu") if run.settings.outer_state == "host" else None  # None: each tensor's own
         self.updates: list[BlockUpdate] = []
         for number, part in enumerate(staggered(run.owned, rule.schedule.fragments)):
@@ -160,12 +162,18 @@ class FragmentedModel:
         now = schedule.ends(self._rule_schedule) if rests else schedule.steps
         return schedule.requests.pop(0) if schedule.requests and now >= schedule.requests[0] else None
 
-    def retune(self, rule: Rule, now: int) -> None:
-        """Continue with other numbers of the rule from step `now` on."""
-        self.schedule.retime(self._rule_schedule, rule.blocks, now)
-        self._rule_schedule = rule.blocks
+    def retune(self, rule: Rule, now: int, periods: tuple[int, ...] = ()) -> None:
+        """Continue with other numbers of the rule from step `now` on; `periods`: minibatches of each worker in a block,
+        empty where they are equal."""
+        mine = rule.blocks
+        if periods:
+            made, hides = periods[self._rank], round(mine.overlap * periods[self._rank] / mine.period)
+            mine = replace(mine, period=made, overlap=min(made, max(hides, bool(mine.overlap))))
+        self.schedule.retime(self._rule_schedule, mine, now)
+        self._rule_schedule, self.periods = mine, periods
         for update in self.updates:
             update.retune(rule)
+            update.numbers.worth = effective(periods) if periods else None
 
     def release(self) -> None:
         for update in self.updates:
@@ -217,7 +225,7 @@ class FragmentedModel:
         """The header of a worker at the end of its pass, which joins an exchange if another worker brings one."""
         minibatches = self.schedule.since[self.next]
         finite = not minibatches or self.updates[self.next].state.finite()
-        factor = minibatches / self._rule_schedule.period if finite else 0.0
+        factor = minibatches / self.updates[0].numbers.rule.schedule.period if finite else 0.0
         return ExchangeHeader(finite=finite, minibatches=minibatches, factor=factor, total=total)
 
     def _restart_others(self, fragment: int) -> None:

@@ -109,6 +109,7 @@ class BlockNumbers:
 
     def __init__(self, rule: Rule, workers: int) -> None:
         self.rule, self.workers = rule, workers
+        self.worth: float | None = None  # workers that the mean is worth where they make unequal blocks
         # whether the rule's mixing applies to exchanges without overlap
         self.mixes_at_once = rule.payload.mixing is not None and not rule.schedule.overlap
         # blocks that were exchanged; equivalent minibatches in the outer step; look-ahead momentum of the block's start
@@ -126,7 +127,7 @@ class BlockNumbers:
 
     def coefficients(self) -> Coefficients:
         """The present block's coefficients; during its exchange, those of the beginning of the exchange."""
-        return self._frozen or self.rule.coefficients(self.block + 1, self.workers, self.ahead)
+        return self._frozen or self.rule.coefficients(self.block + 1, self.worth or self.workers, self.ahead)
 
     def freeze(self, coefficients: Coefficients | None = None) -> None:
         """Keep these coefficients (by default the present ones) for the exchange, despite retuning."""

@@ -217,6 +217,7 @@ class Engine:
         """Exchange these blocks from now on, or none."""
         self.blocks, self.block_exchanges = blocks, None
         if blocks is not None:
+            self._change(blocks.updates[0].numbers.rule)
             self.block_exchanges = BlockExchanges(self.run, blocks, self.exchanger, self._retune)
 
     # -- position ---------------------------------------------------------------------------------
@@ -313,8 +314,10 @@ class Engine:
         self._change(rule, self._steps_of_blocks)
 
     def _change(self, rule: Rule, now: int = 0) -> None:
-        if rule is not self.rule and self.blocks is not None:
-            self.blocks.retune(rule, now)
+        speeds = self.run.tuner.measured.speeds
+        periods = speeds.periods(rule.blocks) if speeds is not None and rule.schedule.exchanges_blocks else ()
+        if self.blocks is not None and (rule is not self.rule or periods != self.blocks.periods):
+            self.blocks.retune(rule, now, periods)
         self.rule = rule
 
     @property
