@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Trains four everyday programs on one machine and on 8 and 32 virtual workers, three seeds (three hours on two cores).
+# Trains six everyday programs on one machine and on 8 and 32 virtual workers, three seeds (five hours on two cores).
 . "$(dirname "$0")/../common.sh"
 bench quality/everyday results "$@"
