@@ -116,7 +116,7 @@ class SocketService:
         owners = sorted({self.members.owners[shard] for shard in moved})
         self.context.reports.lost(rank, why, owners)
         if self.members.rank in owners:
-            self.context.reports.takeover(rank, max(self.context.server.adopt(shard) for shard in moved))
+            self._take_over(rank, moved)
         self.peers.say_all(FrameKind.OUT, (rank, int(gone)), note=why)
         peer, incoming = self.peers.remote[rank], self.peers.incoming[rank]
         for channel in (peer.channel, incoming):  # tell the lost worker, over any connection that still works
@@ -126,6 +126,10 @@ class SocketService:
         incoming.close()
         self._request_again(set(moved))
         self.ledger_client.lost(rank, LEDGER_SHARD in moved)
+
+    def _take_over(self, rank: int, shards: list[int]) -> None:
+        """Become the owner of a lost worker's shards."""
+        self.context.reports.takeover(rank, max(self.context.server.adopt(shard) for shard in shards))
 
     # -- requests: the training thread ------------------------------------------------------------
 
