@@ -51,6 +51,8 @@ def runs(rule: str, kills: int, seed: int, directory: Path) -> list[Played]:
         verdict = play(job, directory / f"{number}", deadline_s=120.0)
         found.append(played(verdict, time.monotonic() - began))
         say(rule, number, job, found[-1])
+        if found[-1].unfinished and not found[-1].kills:  # no worker came to a place: the next run would do no better
+            break
         number += 1
     return found
 

@@ -35,7 +35,9 @@ def auto(
     The first steps are synchronous, and timed on every worker; then all choose the same (`paceline.rules.choice`), by
     rough steps. Synchronous steps go on where they keep a worker for at most `share` of the time. Else it is
     `bmuf_adam` for Adam and AdamW, and `bmuf` for other optimizers: dense, else in bf16, with the least period whose
-    overlap hides an exchange. The choice stays for the run, and a checkpoint holds it. Only where exchanges take three
+    overlap hides an exchange. Where workers differ in speed, each makes as many minibatches of a block as end together
+    (`paceline.rules.schedule.uneven`); where the slowest takes twice as long as the fastest, it has such blocks in
+    place of synchronous steps. The choice stays for the run, and a checkpoint holds it. Only where exchanges take three
     times as long, or a third, for a minute, the workers choose the period and the overlap again.
 
     Where gradients cannot be exchanged (`step(closure)`, several optimizers, a GradScaler, elastic runs, arrays of
