@@ -27,7 +27,7 @@ Source: ours.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from paceline.rules.codec import Dense, codec_from_text
 from paceline.rules.outer import Average
 from paceline.rules.payload import Gradient
 from paceline.rules.rule import RecipeCall, Rule
-from paceline.rules.schedule import EveryStep, Paced
+from paceline.rules.schedule import EveryStep, Paced, Probe
 from paceline.rules.schedule.growth import RATE_EXPONENT
 from paceline.rules.schedule.paced import least_period, rough, simple
 
@@ -123,6 +123,15 @@ def worth_it(bytes_of: Mapping[str, int]) -> list[str]:
         if bytes_of[codec] <= WORTH * bytes_of[kept[-1]]:
             kept.append(codec)
     return kept
+
+
+def block_sizes(rule: Rule, bytes_of: Callable[[Rule], int], gradients: float) -> dict[str, float]:
+    """Codec -> bytes of a block over those of `gradients`, for :func:`choose`; `bytes_of`: what a worker sends for a
+    block of a rule, which is asked of the codecs from which `rule` chooses."""
+    if not (rule.schedule.probe or Probe()).codec:
+        return {"": bytes_of(rule) / max(1, gradients)}
+    sent = {codec: bytes_of(replace(rule, codec=codec_from_text(codec))) for codec in LADDER}
+    return {codec: sent[codec] / max(1, gradients) for codec in worth_it(sent)}
 
 
 def exposed_s(gradient_s: float, chunks: int, step_s: float) -> float:

@@ -33,7 +33,7 @@ from paceline.core.optimizer_state import Owned, moments
 from paceline.core.world import World
 from paceline.rules import choice as choices
 from paceline.rules.choice import Choice, Measured
-from paceline.rules.codec import Layout, codec_from_text
+from paceline.rules.codec import Layout
 from paceline.rules.recipes import sync
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Probe
@@ -180,12 +180,7 @@ class RuleChooser:
         self._elements, self._device = layout.numel, next(p.device for _, named in measures.owned for _, p in named)
         # what rank 0 sends, for the same choice on all workers
         self._gradient_bytes = bytes_per_block(sync(), self._world.size, layout, measures.buffers(), 0, hosts=hosts)
-        rules = {"": asked}  # by codec
-        if self._probe.codec:
-            rules = {codec: replace(asked, codec=codec_from_text(codec)) for codec in choices.LADDER}
-        sent = {codec: measures.block_bytes(rule, 0) for codec, rule in rules.items()}
-        kept = choices.worth_it(sent) if self._probe.codec else list(sent)
-        self._sizes = {codec: sent[codec] / max(1, self._gradient_bytes) for codec in kept}
+        self._sizes = choices.block_sizes(asked, lambda rule: measures.block_bytes(rule, 0), self._gradient_bytes)
         hides = measures.transport.cluster is not None or self._device.type != "cpu"  # a CPU has to make both
         self._chunks = max(1, min(asked.common.chunks, self._elements // LEAST_ELEMENTS)) if hides else 1
         self._timer = self._new_timer(0)

@@ -67,7 +67,8 @@ class Follower:
             weight = torch.where(holds, 1 - (1 - share) ** (workers - 1), 0.0)
             for mine, one in self._pairs:
                 local(one).lerp_(local(mine).to(local(one)), weight.to(local(one)))
-        self._before = self._sample()
+            now = self._sample()
+        self._before = now
 
 
 @dataclass(eq=False)

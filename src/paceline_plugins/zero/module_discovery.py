@@ -61,9 +61,9 @@ def is_copy(module: nn.Module, roots: list[nn.Module]) -> bool:
 
 def copies(roots: list[nn.Module]) -> list[tuple[nn.Module, nn.Module]]:
     """Each root with a living module of its shape that has parameters of its own."""
-    kinds, living = {type(root) for root in roots}, gc.get_objects()
-    same = [one for one in living if type(one) in kinds and "_parameters" in vars(one) and is_copy(one, roots)]
-    pairs = [(root, one) for one in same for root in roots if _kind(root) == _kind(one)]
+    types = {type(root) for root in roots}
+    living = [one for one in gc.get_objects() if type(one) in types and "_parameters" in vars(one)]
+    pairs = [(root, one) for one in living if one not in roots for root in roots if is_copy(one, [root])]
     return [(root, one) for root, one in pairs if not {*root.parameters()} & {*one.parameters()}]
 
 

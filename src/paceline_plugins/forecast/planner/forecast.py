@@ -23,8 +23,8 @@ import numpy as np
 
 from paceline.communication.virtual.clock import Clock
 from paceline.errors import RuleError
-from paceline.rules.choice import LADDER, Measured, choose, chosen_rule, hidden, worth_it
-from paceline.rules.codec import Dense, Layout, codec_from_text
+from paceline.rules.choice import Measured, block_sizes, choose, chosen_rule, hidden
+from paceline.rules.codec import Dense, Layout
 from paceline.rules.recipes import rule_from_text
 from paceline.rules.rule import Rule
 from paceline.rules.schedule import Bounded, EveryBlock
@@ -257,12 +257,14 @@ def chosen(rule: Rule, workload: Workload, network: Network, workers: int) -> Ru
         return replace(rule, schedule=replace(rule.paced, period=period, overlap=overlap))
     gradients = exchange(rule_from_text("sync"), workload.layout, workload.buffers, network, workers)
     chunks = max(1, min(rule.common.chunks, workload.layout.numel // LEAST_ELEMENTS))
-    rules = {codec: replace(rule, codec=codec_from_text(codec)) for codec in LADDER} if probe.codec else {"": rule}
-    sent = {
-        codec: bytes_per_block(one, workers, workload.layout, workload.buffers, workload.moments)
-        for codec, one in rules.items()
-    }
-    sizes = {codec: sent[codec] / gradients.sent_bytes for codec in (worth_it(sent) if probe.codec else sent)}
+    sent = partial(
+        bytes_per_block,
+        workers=workers,
+        parameters=workload.layout,
+        buffers=workload.buffers,
+        moments=workload.moments,
+    )
+    sizes = block_sizes(rule, sent, gradients.sent_bytes)
     times = Measured(workload.step_s, gradients.total_s, math.ceil(workload.epoch / workers))
     choice = choose(times, rule.paced, sizes, chunks)
     return chosen_rule(rule, choice, probe.steps, "bmuf_adam" if workload.moments == 2 else "bmuf")
