@@ -47,3 +47,24 @@ def test_shares_of_one_are_rounds_and_others_follow_their_counts() -> None:
     assert [split.batches(rank) for rank in range(3)] == [3 + 12, 3 + 6, 3]
     assert [split.part(3 + k, 0) for k in range(5)] == [(18, 20), (20, 22), (22, 24), (24, 26), (30, 32)]
     assert split.part(3, 1) == (26, 28) and split.part(3, 2) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_shares_become_equal_wherever_workers_are(seed: int) -> None:
+    """Each place comes once, and all end after equally many batches where enough are left to catch up."""
+    dice = random.Random(seed)
+    workers, batch = dice.randint(2, 6), dice.randint(4, 8)
+    total, counts = dice.randint(1, 400), [dice.randint(1, 6) for _ in range(workers)]
+    cut = f"shares 0:{','.join(map(str, counts))}", total, batch, workers
+    split = split_of(cut)
+    had = [dice.randint(0, split.batches(rank)) for rank in range(workers)]
+    dealt = split_of((f"{cut[0]} even:{','.join(map(str, had))}", *cut[1:]))
+    parts = [[dealt.part(number, rank) for number in range(dealt.batches(rank))] for rank in range(workers)]
+    assert all(
+        own[:n] == [split.part(k, r) for k in range(n)] for r, own, n in zip(range(workers), parts, had, strict=True)
+    )
+    assert sorted(place for own in parts for low, high in own for place in range(low, high)) == list(range(total))
+    assert all(dealt.part(len(own), rank) == (0, 0) and len(dealt) >= len(own) for rank, own in enumerate(parts))
+    assert list(dealt.done([len(own) for own in parts])) == [(0, total)]
+    made, missing = [len(own) for own in parts], workers * max(had) - sum(map(split.batches, range(workers)))
+    assert missing > 0 or total < 2 * workers * batch or len(set(made)) == 1

@@ -59,7 +59,13 @@ class Speeds:
 
     @property
     def due(self) -> bool:
-        return self._apart >= (1 if self._agreed is None else AGAIN)
+        ends = bool(self.seconds) and self._stay_equal(self._furthest())
+        return ends or self._apart >= (1 if self._agreed is None else AGAIN)
+
+    @staticmethod
+    def _stay_equal(furthest: Any) -> bool:
+        """Whether all workers have to make equally many minibatches."""
+        return furthest is not None and furthest[-1]
 
     def measurements(self) -> list[Any]:
         """[whether they are due, seconds of a minibatch or None, how far in the data]"""
@@ -69,7 +75,13 @@ class Speeds:
         """Whether blocks change, the same on every worker; `rows`: `measurements` of each."""
         if not any(row[0] for row in rows):
             return False
-        self._apart = 0
+        self._apart, equal = 0, any(self._stay_equal(row[2]) for row in rows)
+        if equal and self.seconds:
+            self._deal((), [row[2] for row in rows])
+            self.seconds = ()
+            if self._rank == 0:
+                logger.warning("auto: blocks are even from here on: the program calls all workers within a pass")
+            return True
         if not all(row[1] for row in rows):  # a clock under which computing takes no time
             return False
         fresh, self._fresh = self._fresh, False
@@ -77,7 +89,7 @@ class Speeds:
         present = self.periods(schedule) or (schedule.period,) * len(rows)
         other = uneven.periods(seconds, schedule.period, schedule.fragments)
         self._agreed = None if fresh else seconds[self._rank]  # a first measurement is rough, and is looked at again
-        if uneven.gain(seconds, present, other) < (ROUGH if fresh else GAIN):
+        if equal or uneven.gain(seconds, present, other) < (ROUGH if fresh else GAIN):
             return fresh
         if not self._deal(other, [row[2] for row in rows]):  # some are between two passes, or the data cannot be dealt
             self._tries += 1

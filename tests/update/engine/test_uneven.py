@@ -23,12 +23,26 @@ Compute = Sequence[float] | Callable[..., float]
 
 
 class Trained:
-    """What one worker has seen, and where it came to; `settings` are those of `attach`, `step` a checkpoint."""
+    """What one worker has seen, and where it came to.
+
+    Args:
+        step: a checkpoint to go on from.
+        calls: called after each step with its number.
+        settings: of `attach`.
+    """
 
     def __init__(
-        self, rule: str, epochs: int = 2, adam: bool = False, step: Path | None = None, **settings: Any
+        self,
+        rule: str,
+        epochs: int = 2,
+        adam: bool = False,
+        step: Path | None = None,
+        calls: Callable[[paceline.Run, int], None] | None = None,
+        even: bool = False,
+        **settings: Any,
     ) -> None:
         self.rule, self.epochs, self.adam, self.step, self.settings = rule, epochs, adam, step, settings
+        self.calls, self.even = calls, even
 
     def __call__(self) -> dict[str, Any]:
         torch.manual_seed(1)
@@ -39,7 +53,8 @@ class Trained:
         optimizer, loader = kind(model.parameters(), lr=0.02), DataLoader(data, BATCH, shuffle=True)
         seen = [list[int]() for _ in range(self.epochs)]
         with paceline.attach(model, optimizer, self.rule, **self.settings) as run:
-            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, self.epochs * len(run.share(loader)))
+            steps = self.epochs * len(run.share(loader, self.even))
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, steps)
             run.include(schedule=schedule)
             if self.step is not None:
                 run.resume(self.step)
@@ -50,6 +65,8 @@ class Trained:
                     optimizer.step()
                     schedule.step()
                     seen[epoch] += numbers.tolist()
+                    if self.calls is not None:
+                        self.calls(run, run.minibatches)
             made, rate = run.minibatches, optimizer.param_groups[0]["lr"]
         return {"seen": seen, "made": made, "rate": rate, "model": [p.detach() for p in model.parameters()]}
 
@@ -112,6 +129,26 @@ def test_a_run_goes_on_from_within_an_epoch_of_unequal_shares(tmp_path: Path, wo
     assert len(set(later)) == len(later) == SAMPLES - BATCH * 10 * 16
     if workers == N:
         assert same(whole[0], outs[0])
+
+
+@pytest.mark.parametrize("every", [3, 10, 37, 60])
+@pytest.mark.parametrize("rule", ["auto", "bmuf(period=8, even=False)", "bmuf_adam(period=16, even=False, overlap=4)"])
+def test_a_program_that_calls_all_workers_by_its_steps_gets_even_blocks(rule: str, every: int, tmp_path: Path) -> None:
+    """Its calls fit together, though blocks had begun to end by time."""
+    found = list[list[int]]()
+
+    def calls(run: paceline.Run, step: int) -> None:
+        if step % every == 0:
+            run.save(tmp_path / "saved")
+            found.append(run.messages.gather(step))
+
+    outs = go(Trained(rule, adam="bmuf(" not in rule, calls=calls), SLOW)
+    assert found == [[at] * N for at in range(every, outs[0]["made"] + 1, every) for _ in range(N)]
+    assert len({out["made"] for out in outs}) == 1 and all(out["rate"] < 1e-4 for out in outs)
+
+
+def test_a_program_that_asks_for_equal_shares_gets_them() -> None:
+    assert len({out["made"] for out in go(Trained("auto", adam=True, even=True), SLOW)}) == 1
 
 
 def test_the_mean_counts_models_by_their_minibatches() -> None:

@@ -147,6 +147,55 @@ class Shares:
         return Ranges([self.part(number, rank) for rank, own in enumerate(rounds) for number in range(own)])
 
 
+class EvenedOut:
+    """Equal shares from the middle of others on: workers that `had` fewer batches than another catch up, and then each
+    takes one in turn."""
+
+    def __init__(self, shares: Shares, total: int, batch: int, had: Sequence[int]) -> None:
+        self._shares, self._had, workers = shares, had, len(had)
+        self._lacks = [max(had) - one for one in had]
+        self._begin = max(shares.part(one - 1, rank)[1] if one else 0 for rank, one in enumerate(had))
+        self._left: list[Range] = []  # batches before that place which nobody has had
+        for rank, number in enumerate(had):
+            while (part := shares.part(number, rank)) < (self._begin, 0) and part[1]:
+                self._left.append(part)
+                number += 1
+        self._batch, self._full = batch, max(0, (total - self._begin) // batch - 2 * workers)
+        begin = self._begin + self._full * batch
+        ends = even_parts(total - begin, -(-(total - begin) // batch)) if total > begin else []
+        self._last = [(begin + low, begin + high) for low, high in ends]
+        cut = self._last or self._left  # so that all make equally many steps
+        for _ in range((sum(self._lacks) - len(self._left) - self._full - len(self._last)) % workers if cut else 0):
+            at = max(range(len(cut)), key=lambda number: cut[number][1] - cut[number][0])
+            begin, end = cut[at]
+            cut[at : at + 1] = [(begin, (begin + end) // 2), ((begin + end) // 2, end)]
+
+    def __len__(self) -> int:
+        return max(map(self.batches, range(len(self._had))))
+
+    def batches(self, rank: int) -> int:
+        number, lacks, workers = len(self._left) + self._full + len(self._last), self._lacks, len(self._lacks)
+        caught_up = max(0, min(lacks[rank], number - sum(lacks[:rank])))
+        return self._had[rank] + caught_up + max(0, -(-(number - sum(lacks) - rank) // workers))
+
+    def part(self, number: int, rank: int) -> Range:
+        if number < self._had[rank]:
+            return self._shares.part(number, rank)
+        lacks, number = self._lacks, number - self._had[rank]
+        turn = number - lacks[rank]
+        number = sum(lacks[:rank]) + number if turn < 0 else sum(lacks) + turn * len(lacks) + rank
+        if number < len(self._left):
+            return self._left[number]
+        number -= len(self._left)
+        begin = self._begin + number * self._batch
+        if number < self._full:
+            return begin, begin + self._batch
+        return self._last[number - self._full] if number < self._full + len(self._last) else (0, 0)
+
+    def done(self, rounds: Sequence[int]) -> Ranges:
+        return Ranges([self.part(number, rank) for rank, own in enumerate(rounds) for number in range(own)])
+
+
 class Stripes:
     """A contiguous part for each worker, all in the same number of batches of at most `batch` places."""
 
@@ -186,7 +235,7 @@ def even_parts(count: int, parts: int) -> list[Range]:
     return list(pairwise(part * small + min(part, longer) for part in range(parts + 1)))
 
 
-Split = Rounds | SingleWorker | Shares | Stripes
+Split = Rounds | SingleWorker | Shares | EvenedOut | Stripes
 
 
 def split_of(cut: Cut) -> Split:
@@ -194,7 +243,9 @@ def split_of(cut: Cut) -> Split:
     kind, total, batch, workers = cut
     if kind.startswith("shares"):
         runs = [one.partition(":") for one in kind.split()[1:]]
-        return Shares(total, batch, [(int(at), tuple(map(int, counts.split(",")))) for at, _, counts in runs])
+        dealt = [(at, tuple(map(int, counts.split(",")))) for at, _, counts in runs]
+        shares = Shares(total, batch, [(int(at), counts) for at, counts in dealt if at != "even"])
+        return EvenedOut(shares, total, batch, dealt[-1][1]) if dealt[-1][0] == "even" else shares
     if kind == "alone":
         return SingleWorker(total, batch)
     return Stripes(total, batch, workers) if kind == "stripes" else Rounds(total, batch, workers)
@@ -251,22 +302,22 @@ class EvenAssignment:
     ) -> None:
         self._epoch, self._rest, self._split, self._rank, self._tail = epoch, rest, split, rank, tail
         self._number, self._rounds, self._coming = first, len(split), deque[Portion]()
-        self._given = first
+        self.given = first
 
     def next(self, wait: bool) -> Portion | None:
         if not self._coming and not self._draw():
             return None
-        self._given += 1
+        self.given += 1
         return self._coming.popleft()
 
     @property
     def furthest(self) -> int:
         """The end of the last place that this worker was given, or 0."""
-        return self._split.part(self._given - 1, self._rank)[1] if self._given else 0
+        return self._split.part(self.given - 1, self._rank)[1] if self.given else 0
 
     def deal(self, split: Split) -> None:
         """Continue with a split that is the same up to what this worker was given."""
-        self._split, self._number, self._rounds, self._coming = split, self._given, len(split), deque()
+        self._split, self._number, self._rounds, self._coming = split, self.given, len(split), deque()
 
     def known(self) -> Iterable[Portion]:
         if not self._coming:

@@ -58,6 +58,7 @@ class RunData:
         self.world, self.seed, self.began = world, seed, began
         self.leases: Leases | None = None  # under rules that lease samples
         self.counts: tuple[int, ...] = ()  # batches of each worker in turn; empty where shares are equal
+        self.equal = False  # whether shares stay equal: the program asks for it, or calls all workers within passes
         self.places: PlaceLog | None = None  # which places each step trained on, if receipts are written
         self.warn: Callable[[str, str], None] = lambda key, text: None
         """Called with a warning, and a key that it has in common with later ones of its kind."""
@@ -401,20 +402,28 @@ class Iteration:
 
     @property
     def furthest(self) -> list[int] | None:
-        """[loader, epoch, end of the last place that this worker was given]; None if its pass cannot be dealt anew."""
-        return None if self.assignment is None else [self._number, self._position.epoch, self.assignment.furthest]
+        """[loader, epoch, end of the last place that this worker was given, batches up to there, whether shares stay
+        equal]; None if its pass cannot be dealt anew."""
+        if self.assignment is None:
+            return None
+        one = self.assignment
+        return [self._number, self._position.epoch, one.furthest, one.given, self._registry.equal]
 
-    def deal(self, counts: Sequence[int], place: int) -> None:
-        """From the first turn after `place` on, worker r takes counts[r] batches in turn."""
+    def deal(self, counts: Sequence[int], place: int, had: Sequence[int]) -> tuple[int, ...]:
+        """From the first turn after `place` on, worker r takes counts[r] batches in turn; without counts all get
+        equally many, those that they `had` included. Returns how many each has left."""
         cut = self._position.now.cut
         assert cut is not None and self.assignment is not None
         if cut[0] == "rounds":
             cut = f"shares 0:{','.join('1' * cut[3])}", *cut[1:]
         split = split_of(cut)
-        if isinstance(split, Shares) and (turn := split.next_turn(place)) is not None:
-            cut = f"{cut[0]} {turn}:{','.join(map(str, counts))}", *cut[1:]
+        turn = split.next_turn(place) if counts and isinstance(split, Shares) else None
+        if turn is not None or not counts:
+            at, shares = ("even", had) if turn is None else (turn, counts)
+            cut = f"{cut[0]} {at}:{','.join(map(str, shares))}", *cut[1:]
             self._position.split(cut)
             self.assignment.deal(split_of(cut))
+        return tuple(max(1, split_of(cut).batches(rank) - one) for rank, one in enumerate(had))
 
     def _check_whole(self, places: int) -> None:
         """Report which batches of an epoch are cut or dropped; refuse to drop all."""

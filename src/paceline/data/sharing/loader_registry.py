@@ -203,6 +203,7 @@ class LoaderRegistry(RunData):
             number = self._data.add(data)
             if len(self._loaded) > number:
                 self._loaded[number](self._positions[number])
+        self.equal |= even
         share = SharedLoader(loader, number, self._positions[number], self, None if even else self.leases, again)
         self._shares[id(loader)] = share
         self._recent.append(share)
@@ -225,6 +226,8 @@ class LoaderRegistry(RunData):
             return  # the run is over, and this may be the interpreter's end; or a later pass over the data is active
         led = self._training is position and not position.leased
         del self._under_way[position]
+        if self.equal and not self._under_way:
+            self.counts = ()
         batches = position.now.batches
         if one.batches_then == self._batches and not (batches or position.leased):
             self.empty()
@@ -256,6 +259,10 @@ class LoaderRegistry(RunData):
     def called(self) -> None:
         """The program is about to call all workers."""
         self._calls_in_steps |= self.leads and not self.idle
+        if self._leader in self._under_way and self.world.size > 1:
+            stand, self.equal = bool(self.counts), True
+            if stand:
+                self.pass_over()  # which others call as soon as they come to this call
         self.settle()
 
     @property
@@ -353,11 +360,11 @@ class LoaderRegistry(RunData):
 
     def deal(self, counts: tuple[int, ...], furthest: Sequence[list[int] | None]) -> bool:
         """Deal batches by these counts from now on, given how far each worker is; whether all are in one pass."""
-        leading = self.leading
-        if leading is None or any(one is None or one[:2] != furthest[0][:2] for one in furthest):  # type: ignore[index]
+        leading, known = self.leading, [one for one in furthest if one is not None]
+        if leading is None or len(known) < len(furthest) or any(one[:2] != known[0][:2] for one in known):
             return False
-        self.counts = counts
-        leading.iteration.deal(counts, max(one[2] for one in furthest if one is not None))
+        left = leading.iteration.deal(counts, max(one[2] for one in known), [one[3] for one in known])
+        self.counts = counts or left
         return True
 
     @property
@@ -472,13 +479,13 @@ class LoaderRegistry(RunData):
             "in_hand": [list(mark) for mark in self._in_hand],
             "ledger": self.leases.state() if self.leases is not None else None,
             **({"places": self.places.state()} if self.places is not None else {}),
-            **({"counts": [list(self.counts), self.equal_steps]} if self.counts else {}),
+            **({"counts": [list(self.counts), self.equal_steps, self.equal]} if self.counts else {}),
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state` of the same number of workers, also for loaders that are shared later."""
         self.samples, self._since, self._rows = state["samples"], state["since"], []
-        counts, self.equal_steps = state.get("counts", [(), 0.0])
+        counts, self.equal_steps, self.equal = [*state.get("counts", [(), 0.0]), False][:3]
         self.counts = tuple(counts)
         self._steps = deque((steps, places) for steps, places in state["steps"])
         self._in_hand = [(loader, epoch, begin, end) for loader, epoch, begin, end in state["in_hand"]]

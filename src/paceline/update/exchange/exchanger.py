@@ -77,6 +77,7 @@ class ExchangeHeader:
     mean_norm: float = 0.0  # of the mean displacement of its last exchange; 0 where not computed
     early: bool = False  # whether the first chunks of its contribution were sent before this header
     place: int = 0  # where the worker is in its data (`paceline.data.sharing.place`), packed; 0 if it shares none
+    stands: bool = False  # whether it joins a block that others bring; not sent
 
     @property
     def at_end(self) -> bool:
@@ -569,7 +570,8 @@ def summary_of(rows: bytes, size: int) -> ExchangeSummary:
     headers = [ExchangeHeader.unpack(row) for row in table]
     kind = next((h.kind for h in headers if h.brings), NO_PAYLOAD)
     if kind >= BLOCK:  # those that stand bring what they have made so far
-        headers = [replace(h, brings=True, kind=kind) if h.kind == NO_PAYLOAD and h.minibatches else h for h in headers]
+        headers = [replace(h, stands=True) if h.kind == NO_PAYLOAD else h for h in headers]
+        headers = [replace(h, brings=True, kind=kind) if h.stands and h.minibatches else h for h in headers]
     return with_outliers_dropped(ExchangeSummary(tuple(headers)))
 
 
@@ -600,7 +602,7 @@ def agree(summary: ExchangeSummary, world: World) -> None:
                 "and to end it: take run.share out of `if run.world.rank == 0:` or whatever keeps some workers from it"
             )
         )
-    sums = {rank: h.checksum for rank, h in enumerate(headers) if h.checksum or not h.at_end}
+    sums = {rank: h.checksum for rank, h in enumerate(headers) if h.checksum or not (h.at_end or h.stands)}
     compare(sums, headers[0].sequence, world)
 
 

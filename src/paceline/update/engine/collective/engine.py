@@ -548,7 +548,7 @@ class Engine:
             blocks.finish()
             return
         summary = blocks.wait(self.progress.steps + self.missed)
-        if summary.steps_differ:
+        if summary.steps_differ or len({h.minibatches for h in summary.headers}) > 1:  # blocks are at other steps
             blocks.merge()
             totals, rank = [h.total for h in summary.headers], self.exchanger.transport.world.rank
             self.missed += max(totals) - totals[rank]
