@@ -71,9 +71,6 @@ class ShardProgress:
         return [self.entered.state(), later]
 
 
-_NOWHERE = ShardProgress()
-
-
 @dataclass
 class Pass:
     """This worker's pass over one epoch."""
@@ -131,8 +128,7 @@ class Position:
     def begin(self) -> int:
         """Start to iterate; returns the number of batches to skip (above 0 only after a resume)."""
         if not self.fresh:  # the program left the last pass early: drop the rest of it
-            self._passes.pop(self.epoch)
-            self._go_on(self.epoch + 1)
+            self.go_to(self.epoch + 1)
         self.fresh = False
         return self.now.batches
 
@@ -203,7 +199,7 @@ class Position:
         return {
             "epoch": self.epoch,
             "passes": [
-                [epoch, one.cut and list(one.cut), one.batches, one.entered, (one.shard_progress or _NOWHERE).state()]
+                [epoch, one.cut and list(one.cut), one.batches, one.entered, one.in_shards().state()]
                 for epoch, one in sorted(self._passes.items())
             ],
             "rest": [[epoch, rest.state()] for epoch, rest in self.rest.items()],
@@ -251,7 +247,7 @@ class Position:
 
     def follow(self, state: dict[str, Any]) -> None:
         """Start in the epoch of another worker of the run; the ledger records what is done of it."""
-        begins = [[state["epoch"], None, 0, 0, _NOWHERE.state()]]
+        begins = [[state["epoch"], None, 0, 0, ShardProgress().state()]]
         self.load({**state, "passes": begins, "held": [], "epoch_start": None, "generators": []})
 
     def _regroup_epoch(self, epoch: int, states: list[dict[str, Any]]) -> None:
@@ -266,7 +262,11 @@ class Position:
             return
         before = self.rest.get(epoch, Ranges([(0, cut[1])]))
         if cut[0] == "shards":
-            self.rest[epoch] = before.without(_read(before, passes, [state["epoch"] > epoch for state in states]))
+            read: list[Range] = []
+            for rank, (one, state) in enumerate(zip(passes, states, strict=True)):
+                own = round_robin(before, len(states), rank) if state["epoch"] > epoch else Ranges()
+                read += own if one is None else one.in_shards().entered
+            self.rest[epoch] = before.without(read)
             return
         split, rounds = split_of(cut), []
         for rank, (one, state) in enumerate(zip(passes, states, strict=True)):
@@ -291,19 +291,6 @@ def passes_of(state: dict[str, Any]) -> dict[int, Pass]:
         epoch: Pass(tuple(cut) if cut is not None else None, batches, entered, ShardProgress(shard_progress))
         for epoch, cut, batches, entered, shard_progress in state["passes"]
     }
-
-
-def _read(before: Ranges, passes: list[Pass | None], beyond: list[bool]) -> Ranges:
-    """The places of shards, of those that were split `before`, whose work is in the global model.
-
-    By rank: each worker's pass, None if it was dropped; and whether the worker is `beyond` this epoch.
-    """
-    ranges = Ranges()
-    for rank, one in enumerate(passes):
-        whole = round_robin(before, len(passes), rank) if beyond[rank] else Ranges()
-        for begin, end in one.in_shards().entered if one is not None else whole:
-            ranges.add(begin, end)
-    return ranges
 
 
 def set_states(generators: list[torch.Generator], states: list[Tensor]) -> None:

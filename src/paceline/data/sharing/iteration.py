@@ -573,9 +573,8 @@ class Iteration:
         with self._until_left(assignment):
             for shard_batch in shards.batches(assignment):
                 if not leased:
-                    position.now.in_shards().add(
-                        position.now.batches + bool(shard_batch.samples), shard_batch.portion.places
-                    )
+                    number = position.now.batches + bool(shard_batch.samples)
+                    position.now.in_shards().add(number, shard_batch.portion.places)
                 elif not shard_batch.samples:
                     self._registry.passed_over(self._marks(shard_batch.portion))
                 if shard_batch.samples:
