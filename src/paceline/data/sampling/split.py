@@ -39,17 +39,18 @@ DRAWN_PLACES = 4096
 
 
 class Rounds:
-    """Rounds of N batches: `total` places, `batch` places in a full batch. As of every split, `len` is the most batches
-    that a worker has, and `done` gives the places that are done after worker r has done `rounds[r]` of its batches."""
+    """Rounds of N batches: `total` places, `batch` places in a full batch; without `evened`, the last is as small as in
+    one worker's own loader. As of every split, `len` is the most batches that a worker has, and `done` gives the
+    places that are done after worker r has done `rounds[r]` of its batches."""
 
-    def __init__(self, total: int, batch: int, workers: int) -> None:
+    def __init__(self, total: int, batch: int, workers: int, evened: bool = True) -> None:
         self._batch, self.workers = batch, workers
         self._width = batch * workers
         self._full, rest = divmod(total, self._width)
         begin = self._full * self._width
         self._tail: list[Range] = [(begin, total)] if rest else []  # the rounds that are not full
         least = workers if batch < 4 else 2 * workers  # BatchNorm fails on a batch of one sample
-        if 0 < rest < least and self._full and batch >= 2:
+        if evened and 0 < rest < least and self._full and batch >= 2:
             self._full -= 1
             begin -= self._width
             middle = begin + (self._width + rest + 1) // 2
@@ -75,31 +76,10 @@ class Rounds:
         return begin + low, begin + high
 
     def done(self, rounds: Sequence[int]) -> Ranges:
+        rounds = [min(own, len(self)) for own in rounds]  # a loader may have given more than its length
         common = min(rounds)
-        ranges = Ranges([(0, self.bounds(common - 1)[1])] if common else [])
-        for rank, own in enumerate(rounds):
-            for number in range(common, own):
-                ranges.add(*self.part(number, rank))
-        return ranges
-
-
-class SingleWorker:
-    """One worker, whose own loader makes the batches: all full but the last."""
-
-    def __init__(self, total: int, batch: int) -> None:
-        self._total, self._batch = total, batch
-
-    def __len__(self) -> int:
-        return -(-self._total // self._batch)
-
-    def batches(self, rank: int) -> int:
-        return len(self)
-
-    def part(self, number: int, rank: int) -> Range:
-        return number * self._batch, min(self._total, (number + 1) * self._batch)
-
-    def done(self, rounds: Sequence[int]) -> Ranges:
-        return Ranges([(0, min(self._total, rounds[0] * self._batch))])
+        parts = [self.part(number, rank) for rank, own in enumerate(rounds) for number in range(common, own)]
+        return Ranges([(0, self.bounds(common - 1)[1]), *parts] if common else parts)
 
 
 class Shares:
@@ -222,11 +202,7 @@ class Stripes:
         return begin + full * self._batch + low, begin + full * self._batch + high
 
     def done(self, rounds: Sequence[int]) -> Ranges:
-        ranges = Ranges()
-        for rank, own in enumerate(rounds):
-            if own:
-                ranges.add(self._bounds[rank][0], self.part(own - 1, rank)[1])
-        return ranges
+        return Ranges([(self._bounds[rank][0], self.part(own - 1, rank)[1]) for rank, own in enumerate(rounds) if own])
 
 
 def even_parts(count: int, parts: int) -> list[Range]:
@@ -235,7 +211,7 @@ def even_parts(count: int, parts: int) -> list[Range]:
     return list(pairwise(part * small + min(part, longer) for part in range(parts + 1)))
 
 
-Split = Rounds | SingleWorker | Shares | EvenedOut | Stripes
+Split = Rounds | Shares | EvenedOut | Stripes
 
 
 def split_of(cut: Cut) -> Split:
@@ -246,9 +222,7 @@ def split_of(cut: Cut) -> Split:
         dealt = [(at, tuple(map(int, counts.split(",")))) for at, _, counts in runs]
         shares = Shares(total, batch, [(int(at), counts) for at, counts in dealt if at != "even"])
         return EvenedOut(shares, total, batch, dealt[-1][1]) if dealt[-1][0] == "even" else shares
-    if kind == "alone":
-        return SingleWorker(total, batch)
-    return Stripes(total, batch, workers) if kind == "stripes" else Rounds(total, batch, workers)
+    return Stripes(total, batch, workers) if kind == "stripes" else Rounds(total, batch, workers, kind != "alone")
 
 
 # -- what a worker gets of it --------------------------------------------------------------------
