@@ -51,19 +51,6 @@ class Order(Protocol):
         """The indices of the samples at these places."""
 
 
-class Sequential:
-    """0, 1, 2, .. n - 1."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def at(self, ranges: Iterable[Range]) -> Sequence[int]:
-        return [place for begin, end in ranges for place in range(begin, end)]
-
-
 class Shuffled:
     """A seeded permutation of n samples, which takes no memory."""
 
@@ -89,6 +76,13 @@ class Drawn:
 
     def at(self, ranges: Iterable[Range]) -> Sequence[Any]:
         return [item for begin, end in ranges for item in self._items[begin:end]]
+
+
+class Sequential(Drawn):
+    """0, 1, 2, .. n - 1."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(range(n))
 
 
 class InShards:
@@ -451,8 +445,6 @@ class SamplingPlan(Plan):
     @property
     def most(self) -> int:
         """The most batches of a lease: enough that few workers read the same buffer of shards."""
-        if not self.in_shards:
-            return MOST
         order = self.order(self._position.epoch)
         return max(MOST, order.window // self.unit) if isinstance(order, InShards) else MOST
 
@@ -628,9 +620,8 @@ def _length(sampler: Any) -> int | None:
 
 def _shuffles(sampler: Any) -> bool:
     """Whether it gives every sample once in random order, as `shuffle=True` does."""
-    if type(sampler) is not RandomSampler or sampler.replacement:
-        return False
-    return sampler.num_samples == len(sampler.data_source)
+    drawn_once = type(sampler) is RandomSampler and not sampler.replacement
+    return drawn_once and sampler.num_samples == len(sampler.data_source)
 
 
 def _generator(sampler: Any) -> torch.Generator | None:
