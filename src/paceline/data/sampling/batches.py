@@ -28,24 +28,29 @@ def samples_in(batch: Any) -> int:
     return int(shape[0]) if shape is not None and len(shape) > 0 else 0
 
 
+def place_in_rest(batches: int, workers: int, rank: int) -> tuple[int, tuple[int, int]]:
+    """Which of the batches of a last, incomplete round, each cut among some of the workers, is for worker `rank`; and
+    (i, n), since it gets part i of n of it."""
+    parts = even_parts(workers, batches)
+    number = next(number for number, (_, end) in enumerate(parts) if rank < end)
+    begin, end = parts[number]
+    return number, (rank - begin, end - begin)
+
+
 def piece_of_rest(rest: list[Any], workers: int, rank: int) -> Any:
-    """Worker `rank`'s part of the last, incomplete round, each batch of which is cut among some of the workers."""
-    for batch, (low, high) in zip(rest, even_parts(workers, len(rest)), strict=True):
-        if low <= rank < high:
-            samples = rows_in(batch)
-            if samples == 0:
-                return batch if rank == low else None
-            begin, end = even_parts(samples, high - low)[rank - low]
-            return _rows(batch, begin, end) if begin < end else None
-    return None
+    """Worker `rank`'s part of these batches of a last, incomplete round; None if it has none."""
+    number, (part, parts) = place_in_rest(len(rest), workers, rank)
+    lengths = set(_lengths(rest[number]))
+    if len(lengths) != 1 or not samples_in(rest[number]):  # its parts disagree on how many it has
+        return rest[number] if part == 0 else None
+    begin, end = even_parts(int(lengths.pop()), parts)[part]
+    return _rows(rest[number], begin, end) if begin < end else None
 
 
 def has_piece(samples: Sequence[int], workers: int, rank: int) -> bool:
     """Whether worker `rank` gets a part of a last round of batches with so many samples; 0 for one that stays whole."""
-    for count, (low, high) in zip(samples, even_parts(workers, len(samples)) if samples else (), strict=True):
-        if low <= rank < high:
-            return rank - low < max(1, count)
-    return False
+    number, (part, _) = place_in_rest(len(samples), workers, rank)
+    return part < max(1, samples[number])
 
 
 def are_whole(loader: Any) -> bool:
@@ -57,12 +62,6 @@ def are_whole(loader: Any) -> bool:
     except ValueError:  # TensorFlow knows no dimension of a shape
         return False
     return bool(sizes) and None not in sizes
-
-
-def rows_in(batch: Any) -> int:
-    """The samples of a batch that can be cut; 0 if its parts disagree on their number, or have none."""
-    lengths = set(_lengths(batch))
-    return int(lengths.pop()) if len(lengths) == 1 and samples_in(batch) else 0
 
 
 def sum_of(batch: Any, start: int = 0) -> int:

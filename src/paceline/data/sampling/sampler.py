@@ -14,7 +14,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby, islice
+from itertools import islice, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -112,14 +112,11 @@ class InShards:
         """Mean number of places in a buffer of shards."""
         return max(1, len(self) * min(self._buffer, len(self._counts)) // max(1, len(self._counts)))
 
-    def first(self, shard: int) -> int:
-        return int(self._first[shard])
-
-    def windows(self, ranges: Iterable[Range]) -> Iterator[tuple[list[int], list[Range]]]:
-        """Yield (shards of a buffer, the given places in it) for every buffer that has some of the places."""
-        for buffer, pieces in groupby(self._pieces(ranges), key=lambda piece: piece[0]):
+    def first_samples(self, ranges: Iterable[Range]) -> Iterator[int]:
+        """The first samples of all shards in every buffer that has some of the places."""
+        for buffer in dict.fromkeys(buffer for buffer, _, _ in self._pieces(ranges)):
             first, last = self._shards_of(buffer)
-            yield self.shards[first:last].tolist(), [(begin, end) for _, begin, end in pieces]
+            yield from self._first[self.shards[first:last]].tolist()
 
     def _pieces(self, ranges: Iterable[Range]) -> Iterator[tuple[int, int, int]]:
         """(buffer, begin, end): the ranges, cut where a buffer of shards ends."""
@@ -459,8 +456,7 @@ class SamplingPlan(Plan):
         return len(self.order(epoch).at([(0, 1)])[0]) if self.places(epoch) else 0
 
     def places(self, epoch: int) -> int:
-        count = len(self.order(epoch))
-        return _multiple(count, self.unit) if self.drops_last else count
+        return self._kept(len(self.order(epoch)), self.unit)
 
     def streamed(self, epoch: int) -> StreamedOrder | None:
         order = self.order(epoch)
@@ -469,9 +465,7 @@ class SamplingPlan(Plan):
     def end(self, epoch: int) -> int | None:
         """The places of an epoch whose length was unknown until its sampler ended; None where it has not."""
         stream = self.streamed(epoch)
-        if stream is None or stream.end is None:
-            return None
-        return _multiple(stream.end, self.unit) if self.drops_last else stream.end
+        return None if stream is None or stream.end is None else self._kept(stream.end, self.unit)
 
     def ids(self, portion: Portion, coming: Callable[[], Iterable[Portion]] = tuple) -> Sequence[Any]:
         """The indices of the samples of a portion; `coming` gives those that follow, to look up at the same time."""
@@ -500,9 +494,41 @@ class SamplingPlan(Plan):
         return ids
 
     def cut(self, places: int, workers: int) -> Cut:
-        if self.drops_last:
-            places = _multiple(places, self.unit * workers)
-        return ("stripes" if self.in_shards else "rounds", places, self.unit, workers)
+        kept = self._kept(places, self.unit * workers)
+        return "stripes" if self.in_shards else "rounds", kept, self.unit, workers
+
+    def _kept(self, places: int, width: int) -> int:
+        """So many of the places are trained on: where batches must be whole, those that fill `width`."""
+        return places // width * width if self.drops_last and places < ENDLESS else places
+
+    # -- a pass that turns out to be an evaluation ------------------------------------------------
+
+    def can_complete(self, workers: int) -> bool:
+        """Whether every worker can compute the rest of the present epoch.
+
+        The epoch must be whole, of known length, split in rounds, and give each worker a batch.
+        """
+        epoch = self._position.epoch
+        if self.in_shards or self._position.others or self.streamed(epoch) is not None:
+            return False
+        return self.cut(self.places(epoch), workers)[1] >= workers
+
+    def rest_of(self, epoch: int, world: World, batches: int) -> Iterator[Portion]:
+        """What remains for a worker that has seen its first `batches` batches.
+
+        First the other workers' parts of the rounds that it has begun, then the loader's own batches in order. So
+        rank 0, after its first batch, continues with the loader's second.
+        """
+        places = self.places(epoch)
+        cut = self.cut(places, world.size)
+        split = split_of(cut)
+        others = [rank for rank in range(world.size) if rank != world.rank]
+        shares = [EvenAssignment(epoch, None, split, rank, 0, self.tail) for rank in others]
+        for number in range(min(batches, len(split))):
+            yield from filter(None, (share.portion(number) for share in shares))
+        begin = split.part(batches, 0)[0] if batches < len(split) else cut[1]  # `drop_last` may leave out a round
+        for low, high in pairwise([*range(begin, places, self.unit), places]):
+            yield Portion(epoch, [(low, high)])
 
     # -- orders -----------------------------------------------------------------------------------
 
@@ -604,11 +630,6 @@ class ListPlan(Plan):
     def samples(self, item: Any) -> int:
         """Samples in an item; 0 if unknown."""
         return 1 if isinstance(item, (str, bytes, os.PathLike)) else samples_in(item)
-
-
-def _multiple(places: int, unit: int) -> int:
-    """The places that fill units."""
-    return places if places >= ENDLESS else places // unit * unit
 
 
 def _length(sampler: Any) -> int | None:

@@ -392,12 +392,3 @@ def cut_up(items: Sequence[Item], part: tuple[int, int]) -> Sequence[Item]:
     """Part (i, n): the i-th of n parts of about equal size."""
     low, high = even_parts(len(items), part[1])[part[0]]
     return items[low:high]
-
-
-def portion_of_rest(epoch: int, places: Sequence[int], workers: int, rank: int) -> Portion | None:
-    """Worker `rank`'s portion of the last, incomplete round of batches at `places`, each cut among some workers."""
-    for place, (low, high) in zip(places, even_parts(workers, len(places)), strict=True):
-        if low <= rank < high:
-            part = (rank - low, high - low) if high - low > 1 else None
-            return Portion(epoch, [(place, place + 1)], part)
-    return None

@@ -15,7 +15,6 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -25,21 +24,11 @@ from paceline.core import rng
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import ENDLESS, Leases, Mark, Question
 from paceline.data.ledger.ranges import Ranges
-from paceline.data.sampling.batches import are_whole, piece_of_rest, samples_in, sum_of
+from paceline.data.sampling.batches import are_whole, piece_of_rest, place_in_rest, samples_in, sum_of
 from paceline.data.sampling.buckets import BucketBatches
 from paceline.data.sampling.position import UNIT, Position, set_states
 from paceline.data.sampling.sampler import InShards, ListPlan, Plan, SamplingPlan, generators_of
-from paceline.data.sampling.split import (
-    Assignment,
-    Cut,
-    EvenAssignment,
-    LeasedAssignment,
-    Portion,
-    Rounds,
-    Shares,
-    portion_of_rest,
-    split_of,
-)
+from paceline.data.sampling.split import Assignment, Cut, EvenAssignment, LeasedAssignment, Portion, Shares, split_of
 from paceline.data.streams.dataset import ShardAssignment, ShardReading, ShardStream
 from paceline.data.workers.batching import BatchRequest
 from paceline.data.workers.loader import Loading
@@ -280,7 +269,7 @@ class Prefetch:
                 hinted.add(*place)
             order = self._plan.order(portion.epoch)
             if isinstance(order, InShards):
-                ids += [order.first(shard) for shards, _ in order.windows(portion.places) for shard in shards]
+                ids += order.first_samples(portion.places)
             else:
                 ids += self._plan.ids(portion, lambda: portions)
         self._plan.loader.dataset.prefetch(list(dict.fromkeys(ids)))  # type: ignore[attr-defined]
@@ -514,10 +503,10 @@ class Iteration:
 
     def rest_of(self, epoch: int, batches: int) -> Iterator[Any]:
         """The other workers' batches of a pass of which this one has seen its first `batches`."""
-        assert self.plan is not None
-        plan, world = self.plan, self._world
-        portions = rest_of_pass(plan, world, epoch, batches)
+        plan = self.plan
+        assert plan is not None
         loading = self._loading or Loading(plan.loader, self._registry.seed)
+        portions = plan.rest_of(epoch, self._world, batches)
         return loading.batches(BatchRequest(epoch, ids) for one in portions if len(ids := plan.ids(one)))
 
     @contextlib.contextmanager
@@ -622,7 +611,9 @@ class Iteration:
             return
         mine = piece_of_rest(round_, size, rank) if round_ else None
         if mine is not None and done >= skip:
-            portion = portion_of_rest(self._position.epoch, places, size, rank)
+            number, part = place_in_rest(len(round_), size, rank)
+            place = places[number]
+            portion = Portion(self._position.epoch, [(place, place + 1)], part if part[1] > 1 else None)
             yield self._hand_out(mine, samples_in(mine), nominal or samples_in(mine), portion)
 
     def _leased_batches(self, leases: Leases) -> Generator[Any, None, None]:
@@ -667,33 +658,3 @@ class Iteration:
         if self._registry.places is not None:
             self._registry.places.handed_out(self._number, self._position.now.cut, portion)
         return batch
-
-
-def can_complete(plan: SamplingPlan, position: Position, workers: int) -> bool:
-    """Whether every worker can compute the rest of an epoch.
-
-    The epoch must be whole, of known length, split in rounds, and give each worker a batch.
-    """
-    if plan.in_shards or position.others or plan.streamed(position.epoch) is not None:
-        return False
-    return plan.cut(plan.places(position.epoch), workers)[1] >= workers
-
-
-def rest_of_pass(plan: SamplingPlan, world: World, epoch: int, batches: int) -> Iterator[Portion]:
-    """What remains for a worker that has seen its first `batches` batches.
-
-    First the other workers' parts of the rounds that it has begun, then the loader's own batches in order. So rank 0,
-    after its first batch, continues with the loader's second.
-    """
-    places = plan.places(epoch)
-    cut = plan.cut(places, world.size)
-    split = split_of(cut)
-    assert isinstance(split, Rounds)
-    shares = [
-        EvenAssignment(epoch, None, split, rank, 0, plan.tail) for rank in range(world.size) if rank != world.rank
-    ]
-    for number in range(min(batches, len(split))):
-        yield from filter(None, (share.portion(number) for share in shares))
-    begin = split.bounds(batches)[0] if batches < len(split) else cut[1]  # `drop_last` may leave out a round
-    for low, high in pairwise([*range(begin, places, plan.unit), places]):
-        yield Portion(epoch, [(low, high)])

@@ -31,7 +31,8 @@ from paceline.data.ledger.epoch_ledger import ENDLESS, Leases, Mark
 from paceline.data.ledger.ranges import Ranges
 from paceline.data.sampling.batches import are_whole, has_piece
 from paceline.data.sampling.position import Position
-from paceline.data.sharing.iteration import Iteration, RunData, can_complete
+from paceline.data.sampling.sampler import SamplingPlan
+from paceline.data.sharing.iteration import Iteration, RunData
 from paceline.data.sharing.place import ENDED, INSIDE, LEFT, Place, pack
 from paceline.errors import UnsupportedError
 
@@ -709,18 +710,14 @@ class SharedLoader:
     @property
     def completes(self) -> bool:
         """Whether `rest` can give the other workers' batches of the epoch."""
-        iteration = self.iteration
-        if iteration.plan is None or iteration.as_it_is or self._leases is not None:
-            return False
-        return can_complete(iteration.plan, self._position, self._world.size)
+        plan = self.iteration.chosen
+        return isinstance(plan, SamplingPlan) and self._leases is None and plan.can_complete(self._world.size)
 
     @property
     def full_batch(self) -> bool:
         """Whether a worker's first batch is a whole batch of the loader."""
-        iteration = self.iteration
-        if iteration.plan is None or iteration.as_it_is:
-            return True
-        return iteration.plan.places(self._position.epoch) >= iteration.plan.unit * self._world.size
+        plan = self.iteration.chosen
+        return not isinstance(plan, SamplingPlan) or plan.places(self._position.epoch) >= plan.unit * self._world.size
 
     def rest(self, epoch: int, batches: int) -> Iterator[Any]:
         """The other workers' batches of a pass without training, of which this one has seen its first `batches`.
