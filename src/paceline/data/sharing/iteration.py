@@ -52,7 +52,7 @@ class RunData:
         self.warn: Callable[[str, str], None] = lambda key, text: None
         """Called with a warning, and a key that it has in common with later ones of its kind."""
         self._batches = 0  # handed out so far
-        self._since = [0, 0, 0]  # samples, batches and nominal samples since the last step
+        self.since = (0, 0, 0)  # samples, batches and nominal samples handed out since the last step
         self._wholes: dict[int, int] = {}  # data that each worker reads as a whole -> sum of its first batches
         self._in_hand: list[Mark] = []  # handed out, but not yet in a push
         self._coming: list[Mark] = []  # of the batch that is handed out now
@@ -60,7 +60,7 @@ class RunData:
     @property
     def idle(self) -> bool:
         """Whether no batch was handed out since the last step."""
-        return not self._since[1]
+        return not self.since[1]
 
     def read_as_a_whole(self, number: int, checksum: int) -> None:
         """Each worker reads these data as a whole; its first batches of a pass have this checksum."""
@@ -72,21 +72,13 @@ class RunData:
             self._coming = marks
             self.leases.hand_out(marks)
             self._coming = []
-        self._since[0] += samples
-        self._since[1] += 1
+        self.since = self.since[0] + samples, self.since[1] + 1, self.since[2] + nominal
         self._batches += 1
-        self._since[2] += nominal
         self._in_hand += marks
-
-    @property
-    def since(self) -> tuple[int, int, int]:
-        """Samples, batches and nominal samples handed out since the last step."""
-        samples, batches, nominal = self._since
-        return samples, batches, nominal
 
     def untrained(self, since: tuple[int, int, int]) -> None:
         """Restore an earlier value of `since`: the batches after it are no part of the next step."""
-        self._since = list(since)
+        self.since = since
         if self.places is not None:
             self.places.untrained(since[1])
 
@@ -102,7 +94,7 @@ class RunData:
     @property
     def factor(self) -> float:
         """Samples since the last step, relative to full batches; 1 if unknown."""
-        samples, batches, nominal = self._since
+        samples, batches, nominal = self.since
         return samples / nominal if batches and samples and nominal else 1.0
 
 

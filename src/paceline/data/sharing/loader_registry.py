@@ -144,7 +144,7 @@ class LoaderRegistry(RunData):
         self._under_way: dict[Position, ActivePass] = {}  # the outermost first
         self._leader: Position | None = None  # position of the pass in which the optimizer steps
         self._earlier = 0  # passes over the data of leaders before it
-        self._made = 0  # steps
+        self.made = 0  # steps
         self.equal_steps = 0.0  # those that it would have made with equal shares
         self._last_place = 0  # of the last pass that is over, packed
         self._last_pass: ActivePass | None = None
@@ -203,22 +203,18 @@ class LoaderRegistry(RunData):
             self._recent = deque((one for one in self._recent if one.again), RECENT)
             number = self._data.add(data)
             if len(self._loaded) > number:
-                self._loaded[number](self._positions[number])
+                self._loaded[number](self._data.positions[number])
         self.equal |= even
-        share = SharedLoader(loader, number, self._positions[number], self, None if even else self.leases, again)
+        share = SharedLoader(loader, number, self._data.positions[number], self, None if even else self.leases, again)
         self._shares[id(loader)] = share
         self._recent.append(share)
         return share
-
-    @property
-    def _positions(self) -> list[Position]:
-        return self._data.positions
 
     # -- where an iteration of the program's loop is over -----------------------------------------
 
     def begins(self, position: Position, length: int | None, fewest: Callable[[], int]) -> ActivePass:
         """A pass over the data of `position` begins, of `length` batches if that is known; returns it for `ends`."""
-        one = self._under_way[position] = ActivePass(length, cache(fewest), self._batches, self._made)
+        one = self._under_way[position] = ActivePass(length, cache(fewest), self._batches, self.made)
         return one
 
     def ends(self, position: Position, one: ActivePass, complete: bool) -> None:
@@ -232,7 +228,7 @@ class LoaderRegistry(RunData):
         batches = position.now.batches
         if one.batches_then == self._batches and not (batches or position.leased):
             self.empty()
-        if led and (self._made > one.steps_then or (complete and self.trains())):
+        if led and (self.made > one.steps_then or (complete and self.trains())):
             whole = complete or (one.length is not None and batches >= one.length)
             self._last_place, self._last_pass = pack(self._number(position), batches, ENDED if whole else LEFT), one
             self._unmet = True
@@ -276,7 +272,7 @@ class LoaderRegistry(RunData):
         """Position of the active pass in which the optimizer steps, or will; not of a loader that is read beside it."""
         if self._leader in self._under_way:
             return self._leader
-        fresh = (position for position, one in self._under_way.items() if one.steps_then == self._made)
+        fresh = (position for position, one in self._under_way.items() if one.steps_then == self.made)
         return next(fresh if self._leader is not None else iter(self._under_way), None)
 
     def _number(self, position: Position) -> int:
@@ -288,11 +284,6 @@ class LoaderRegistry(RunData):
         leader = self._leader
         return self._earlier if leader in (None, position) else self._earlier + leader.epoch + (not leader.fresh)
 
-    @property
-    def made(self) -> int:
-        """Steps that the program has made."""
-        return self._made
-
     def place(self, leaving: bool) -> int:
         """Where this worker is in the data that it trains on, packed (:mod:`.place`).
 
@@ -300,7 +291,7 @@ class LoaderRegistry(RunData):
         """
         if leaving and self._last_place and not self._under_way:
             last = Place.unpack(self._last_place)
-            return pack(last.number, self._made, last.state)
+            return pack(last.number, self.made, last.state)
         position = self._training
         if position is None:
             return self._last_place
@@ -349,7 +340,7 @@ class LoaderRegistry(RunData):
         share, one = self.leading, self._under_way.get(self._leader) if self._leader is not None else None
         if share is None or one is None:
             return None
-        accumulated = (self._batches - one.batches_then) / max(1, self._made - one.steps_then)
+        accumulated = (self._batches - one.batches_then) / max(1, self.made - one.steps_then)
         with contextlib.suppress(TypeError):  # a loader of a stream has no length
             return share.batches_of_worker() // max(1, round(accumulated))
         return None
@@ -383,9 +374,9 @@ class LoaderRegistry(RunData):
     def compare_wholes(self, meet: Callable[[int], list[int]]) -> None:
         """At the end of the run, on all workers, whose numbers `meet` gives: warn where the data that each reads as a
         whole differ by worker."""
-        if not self._positions:  # a program that shares no data meets nobody
+        if not self._data.positions:  # a program that shares no data meets nobody
             return
-        number = self._positions.index(self._leader) if self._leader in self._positions else -1
+        number = self._data.positions.index(self._leader) if self._leader in self._data.positions else -1
         sums = {checksum for checksum in meet(self._wholes.get(number, 0)) if checksum}
         if len(sums) > 1:
             self.warn(
@@ -398,13 +389,13 @@ class LoaderRegistry(RunData):
 
     def holding(self) -> list[Mark]:
         """The leased places whose work is not pushed yet."""
-        held = [mark for position in self._positions for mark in (*position.begun(), *position.held)]
+        held = [mark for position in self._data.positions for mark in (*position.begun(), *position.held)]
         return [*self._in_hand, *self._coming, *held]
 
     @property
     def epoch(self) -> int:
         """The active or next epoch of the first loader."""
-        return self._positions[0].epoch if self._positions else self._epoch
+        return self._data.positions[0].epoch if self._data.positions else self._epoch
 
     def stepped(self, steps: int) -> int:
         """The optimizer made step number `steps`; returns the number of samples in it."""
@@ -419,12 +410,12 @@ class LoaderRegistry(RunData):
                     many = f"the training data have fewer samples than there are workers ({self.world.size})"
                     raise UnsupportedError(self.world.sign(f"{many}: some would train on none; take fewer workers"))
                 self.led(one.length // max(1, self._batches - one.batches_then))
-        self._made += 1
+        self.made += 1
         counts = self.counts
         self.equal_steps += sum(counts) / len(counts) / counts[self.world.rank] if counts else 1
-        new = self._since[0]
+        new = self.since[0]
         self.samples += new
-        self._since = [0, 0, 0]
+        self.since = (0, 0, 0)
         known, places = len(self._rows), self._data.positions
         rows = [*self._rows, *([one.epoch, one.now.batches] for one in places[known:])]
         for number in self._data.live:
@@ -474,8 +465,8 @@ class LoaderRegistry(RunData):
     def state(self) -> dict[str, Any]:
         return {
             "samples": self.samples,
-            "since": self._since,
-            "positions": [position.state() for position in self._positions],
+            "since": list(self.since),
+            "positions": [position.state() for position in self._data.positions],
             "steps": [[steps, places] for steps, places in self._steps],
             "in_hand": [list(mark) for mark in self._in_hand],
             "ledger": self.leases.state() if self.leases is not None else None,
@@ -485,7 +476,8 @@ class LoaderRegistry(RunData):
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state` of the same number of workers, also for loaders that are shared later."""
-        self.samples, self._since, self._rows = state["samples"], state["since"], []
+        samples, batches, nominal = state["since"]
+        self.samples, self.since, self._rows = state["samples"], (samples, batches, nominal), []
         counts, self.equal_steps, self.equal = [*state.get("counts", [(), 0.0]), False][:3]
         self.counts = tuple(counts)
         self._steps = deque((steps, places) for steps, places in state["steps"])
@@ -500,7 +492,7 @@ class LoaderRegistry(RunData):
         """Restore a checkpoint of another number of workers, in rank order; what remains of an epoch, whose order is
         the same for any number, is split among the present ones."""
         self.samples = sum(state["samples"] for state in states) // self.world.size
-        self._since, self._in_hand, self._steps = [0, 0, 0], [], deque()
+        self.since, self._in_hand, self._steps = (0, 0, 0), [], deque()
         if self.places is not None:
             self.places.load([[], []])
         ledger = next((state["ledger"] for state in states if state["ledger"] is not None), None)
@@ -523,7 +515,7 @@ class LoaderRegistry(RunData):
 
     def _place(self, loads: Sequence[Load]) -> list[Position]:
         """Set the position of every shared loader, and of those that are shared later."""
-        self._loaded, shared = loads, list(self._positions)
+        self._loaded, shared = loads, list(self._data.positions)
         places = [*shared[: len(loads)], *(Position() for _ in loads[len(shared) :])]
         for load, position in zip(loads, places, strict=True):
             load(position)
@@ -727,18 +719,15 @@ class SharedLoader:
         self._registry.untrained(self._before)
         return self.iteration.rest_of(epoch, batches)
 
-    def _length(self) -> int | None:
-        try:
-            return self.batches_of_worker()
-        except TypeError:
-            return None  # an iterable without a length
+    def _length(self, rank: int | None = None) -> int | None:
+        with contextlib.suppress(TypeError):  # an iterable without a length
+            return self.batches_of_worker(rank)
+        return None
 
     def _fewest(self) -> int:
         """Batches of the worker that has the fewest in this pass; without a length nobody knows."""
-        try:
-            return min(map(self.batches_of_worker, range(self._world.size)))
-        except TypeError:
-            return ENDLESS
+        lengths = map(self._length, range(self._world.size))
+        return min(ENDLESS if length is None else length for length in lengths)
 
     def _check_alone(self, batches: Generator[Any, None, None]) -> None:
         if self._leases is not None and self._position.active is not batches:
