@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
 from paceline.errors import UnsupportedError
 
 Name = str | os.PathLike[str]
 ROWS_AT_ONCE = 1024
-_NOTHING = object()
 
 
 def text_lines(paths: Sequence[Name], encoding: str = "utf-8") -> LineShards:
@@ -117,7 +115,8 @@ class LineShards:
 
     def read(self, shard: int, skip: int) -> Iterator[Any]:
         path = self._paths[shard]
-        with _open(path, self._encoding) as file:
+        opened: Any = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding=self._encoding, newline="\n") as file:
             for number, line in enumerate(islice(file, skip, None), skip + 1):
                 text = line.rstrip("\r\n")
                 yield text if self._parse is None else self._parse(text, path, number)
@@ -160,25 +159,18 @@ class HuggingFaceShards:
         return count
 
     def read(self, shard: int, skip: int) -> Iterator[Any]:
+        from torch.utils.data._utils import worker
+
         part = self._dataset.shard(num_shards=len(self), index=shard)
         samples = iter(part.skip(skip) if skip else part)
-        with _no_loader_process():  # else it would give its only shard to loader process 0
-            first = next(samples, _NOTHING)
-        if first is not _NOTHING:
-            yield first
-            yield from samples
-
-
-@contextlib.contextmanager
-def _no_loader_process() -> Iterator[None]:
-    """Inside, `get_worker_info()` returns None, as in the training process."""
-    from torch.utils.data._utils import worker
-
-    info, worker._worker_info = worker._worker_info, None
-    try:
-        yield
-    finally:
-        worker._worker_info = info
+        # as in the training process: else it would give its only shard to loader process 0
+        info, worker._worker_info = worker._worker_info, None
+        try:
+            first = list(islice(samples, 1))
+        finally:
+            worker._worker_info = info
+        yield from first
+        yield from samples
 
 
 def _checked(paths: Sequence[Name]) -> list[Path]:
@@ -192,12 +184,6 @@ def _checked(paths: Sequence[Name]) -> list[Path]:
         twice = next(path for path in files if files.count(path) > 1)
         raise ValueError(f"{twice} is in the list twice, so its samples would come twice")
     return files
-
-
-def _open(path: Path, encoding: str) -> TextIO:
-    if path.suffix == ".gz":
-        return cast(TextIO, gzip.open(path, "rt", encoding=encoding, newline="\n"))
-    return path.open(encoding=encoding, newline="\n")
 
 
 def _json(line: str, path: Path, number: int) -> Any:
