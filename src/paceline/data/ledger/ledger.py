@@ -62,9 +62,12 @@ class Epochs:
         key = (loader, epoch)
         return epoch <= self.closed(loader) and key not in self._expected and key not in self._ledgers
 
-    def begin(self, key: tuple[int, int], total: int) -> EpochLedger:
-        rest = self._expected.pop(key, Ranges([(0, total)]))
-        ledger = self._ledgers[key] = EpochLedger(total, Ranges(rest.within(0, total)))
+    def opened(self, loader: int, epoch: int, total: int) -> EpochLedger | None:
+        """The ledger of an epoch, begun if necessary; None if the epoch is over."""
+        ledger, key = self.get(loader, epoch), (loader, epoch)
+        if ledger is None and not self.is_over(loader, epoch):
+            rest = self._expected.pop(key, Ranges([(0, total)]))
+            ledger = self._ledgers[key] = EpochLedger(total, Ranges(rest.within(0, total)))
         return ledger
 
     def expect(self, loader: int, epoch: int, rest: Ranges) -> None:
@@ -329,9 +332,7 @@ class Ledger:
         """
         self.lost(worker)
         for loader, epoch, begin, end in marks:
-            ledger = self.epochs.get(loader, epoch)
-            if ledger is None and not self.epochs.is_over(loader, epoch):
-                ledger = self.epochs.begin((loader, epoch), ENDLESS)
+            ledger = self.epochs.opened(loader, epoch, ENDLESS)
             if ledger is None:
                 continue
             for low, high in ledger.free.within(begin, end):
@@ -382,14 +383,11 @@ class Ledger:
             self.load(state)
 
     def _open(self, question: Question) -> EpochLedger | None:
-        """The ledger of an epoch, begun if necessary; None if the epoch is over."""
-        key = (question.loader, question.epoch)
+        """As `Epochs.opened`; a worker that asks knows the length of the epoch, and of those before it."""
         for (loader, epoch), begun in self.epochs:
             if loader == question.loader and epoch <= question.epoch and begun.total == ENDLESS:
                 self.ends(loader, epoch, question.total)
-        ledger = self.epochs.get(*key)
-        if ledger is None and not self.epochs.is_over(*key):
-            ledger = self.epochs.begin(key, question.total)
+        ledger = self.epochs.opened(question.loader, question.epoch, question.total)
         if ledger is not None and question.total != ledger.total and ENDLESS not in (question.total, ledger.total):
             raise MismatchError(
                 f"workers do not share the same data: an epoch of loader {question.loader} has {ledger.total} samples "
