@@ -15,7 +15,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
@@ -61,6 +61,10 @@ class RunData:
     def idle(self) -> bool:
         """Whether no batch was handed out since the last step."""
         return not self.since[1]
+
+    def refuse(self, text: str) -> NoReturn:
+        """Raise `UnsupportedError` with this text, which then names the worker."""
+        raise UnsupportedError(self.world.sign(text))
 
     def read_as_a_whole(self, number: int, checksum: int) -> None:
         """Each worker reads these data as a whole; its first batches of a pass have this checksum."""
@@ -423,11 +427,9 @@ class Iteration:
     def _check_dropped(self, batches: int, others: bool) -> None:
         """Report the whole batches that one worker would take and several do not; refuse if there are no `others`."""
         if batches and not others and not self._position.others:
-            raise UnsupportedError(
-                self._world.sign(
-                    f"drop_last asks for whole batches, and the loader has {batches} for {self._world.size} workers, "
-                    "so that some would have none; take a smaller batch_size, fewer workers, or drop_last=False"
-                )
+            self._registry.refuse(
+                f"drop_last asks for whole batches, and the loader has {batches} for {self._world.size} workers, "
+                "so that some would have none; take a smaller batch_size, fewer workers, or drop_last=False"
             )
         if batches:
             many = "1 whole batch" if batches == 1 else f"{batches} whole batches"
@@ -534,11 +536,9 @@ class Iteration:
                 self._leases, Question(self._number, position.epoch, places, UNIT, 1), position.held
             )
         if places < world.size * UNIT and not position.others:
-            raise UnsupportedError(
-                world.sign(
-                    f"the stream has {places // UNIT} shards for {world.size} workers, so some would have nothing to "
-                    "do; make more shards, or share an iterable that every worker reads as a whole"
-                )
+            self._registry.refuse(
+                f"the stream has {places // UNIT} shards for {world.size} workers, so some would have nothing to "
+                "do; make more shards, or share an iterable that every worker reads as a whole"
             )
         self._begin(("shards", places, 1, world.size))
         rest = position.rest.get(position.epoch, Ranges([(0, places)]))
@@ -633,11 +633,9 @@ class Iteration:
     def _again(self, stream: Iterator[Any]) -> Iterator[Any]:
         again = iter(self.loader)
         if again is stream:
-            raise UnsupportedError(
-                self._world.sign(
-                    f"{type(self.loader).__name__} can be iterated only once, and a lost worker's batches must be "
-                    "made again; share a list, a DataLoader, or an object whose iter() starts again"
-                )
+            self._registry.refuse(
+                f"{type(self.loader).__name__} can be iterated only once, and a lost worker's batches must be "
+                "made again; share a list, a DataLoader, or an object whose iter() starts again"
             )
         return again
 

@@ -34,7 +34,6 @@ from paceline.data.sampling.position import Position
 from paceline.data.sampling.sampler import SamplingPlan
 from paceline.data.sharing.iteration import Iteration, RunData
 from paceline.data.sharing.place import ENDED, INSIDE, LEFT, Place, pack
-from paceline.errors import UnsupportedError
 
 Load = Callable[[Position], None]
 RECENT = 8
@@ -187,11 +186,9 @@ class LoaderRegistry(RunData):
         """This worker's part of the user's `loader`; the same object for the same loader, the same position for the
         same data. `even`: whether workers get the same number of batches under every rule."""
         if isinstance(loader, nn.Module) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
-            raise UnsupportedError(
-                self.world.sign(
-                    "run.share takes a DataLoader, or an iterable of batches that every worker sees in the same order, "
-                    f"got a {type(loader).__name__}"
-                )
+            self.refuse(
+                "run.share takes a DataLoader, or an iterable of batches that every worker sees in the same order, "
+                f"got a {type(loader).__name__}"
             )
         known = self._shares.get(id(loader))
         if known is not None:
@@ -408,7 +405,7 @@ class LoaderRegistry(RunData):
             if one.length is not None and not position.others:
                 if not one.fewest():
                     many = f"the training data have fewer samples than there are workers ({self.world.size})"
-                    raise UnsupportedError(self.world.sign(f"{many}: some would train on none; take fewer workers"))
+                    self.refuse(f"{many}: some would train on none; take fewer workers")
                 self.led(one.length // max(1, self._batches - one.batches_then))
         self.made += 1
         counts = self.counts
@@ -436,13 +433,11 @@ class LoaderRegistry(RunData):
         reader = one.reader
         if reader not in (0, threading.get_ident()):
             names = {thread.ident: thread.name for thread in threading.enumerate()}
-            raise UnsupportedError(
-                self.world.sign(
-                    f"the thread {names.get(reader, 'that has ended')} reads the training data ahead, and "
-                    f"{threading.current_thread().name} trains on them: {self.world.size} workers would not know which "
-                    "batches a step has used. Iterate over the loader in the thread that trains, and let it read "
-                    "ahead by itself: DataLoader(.., num_workers=2, prefetch_factor=2)"
-                )
+            self.refuse(
+                f"the thread {names.get(reader, 'that has ended')} reads the training data ahead, and "
+                f"{threading.current_thread().name} trains on them: {self.world.size} workers would not know which "
+                "batches a step has used. Iterate over the loader in the thread that trains, and let it read "
+                "ahead by itself: DataLoader(.., num_workers=2, prefetch_factor=2)"
             )
 
     def _trains_here(self) -> bool:
@@ -575,11 +570,9 @@ class SharedLoader:
             UnsupportedError: places are leased, and the epoch lies before the present one.
         """
         if self._leases is not None and epoch < self._position.epoch:
-            raise UnsupportedError(
-                self._world.sign(
-                    f"set_epoch({epoch}) goes back from epoch {self._position.epoch}, and under an asynchronous rule "
-                    "an epoch that has been gone through is over; count on, or use run.share(loader, even=True)"
-                )
+            self._registry.refuse(
+                f"set_epoch({epoch}) goes back from epoch {self._position.epoch}, and under an asynchronous rule "
+                "an epoch that has been gone through is over; count on, or use run.share(loader, even=True)"
             )
         self._position.go_to(epoch)
 
@@ -731,9 +724,7 @@ class SharedLoader:
 
     def _check_alone(self, batches: Generator[Any, None, None]) -> None:
         if self._leases is not None and self._position.active is not batches:
-            raise UnsupportedError(
-                self._world.sign(
-                    "another pass over the same data has begun within this one, and this one's leases went to "
-                    "other workers; share the inner loader with a dataset of its own, such as copy.copy(dataset)"
-                )
+            self._registry.refuse(
+                "another pass over the same data has begun within this one, and this one's leases went to "
+                "other workers; share the inner loader with a dataset of its own, such as copy.copy(dataset)"
             )
