@@ -376,6 +376,11 @@ class LeasedAssignment:
             self.held.appendleft((loader, epoch, middle, end))
         return Portion(epoch, [(begin, middle)])
 
+    def ends(self, epoch: int, total: int) -> None:
+        """A leased place is empty: the epoch turned out to have only `total` places."""
+        self.held.clear()
+        self._leases.ends(self._question.loader, epoch, total)
+
     def known(self) -> list[Portion]:
         return [Portion(epoch, [(begin, end)]) for _, epoch, begin, end in self.held]
 

@@ -474,8 +474,8 @@ class Iteration:
                     if prefetch is not None:
                         prefetch.begun(portion)  # may request a lease, which reports what this worker holds
                     yield BatchRequest(portion.epoch, ids)
-                elif isinstance(assignment, LeasedAssignment):
-                    self._end_of_stream(plan, assignment, portion)
+                elif isinstance(assignment, LeasedAssignment) and (end := plan.end(portion.epoch)) is not None:
+                    assignment.ends(portion.epoch, end)
                 portion = assignment.next(wait=False)
 
         with self._until_left(assignment):
@@ -487,13 +487,6 @@ class Iteration:
                     if numbers is not None and numbers.are_handed_out(batch, partial(plan.ids, portion)):
                         self._registry.warn("numbers", NUMBERS)
                     yield self._hand_out(batch, samples, nominal, portion)
-
-    def _end_of_stream(self, plan: SamplingPlan, assignment: LeasedAssignment, portion: Portion) -> None:
-        """A leased place is empty: report the end of a sampler whose length was unknown."""
-        end = plan.end(portion.epoch)
-        if end is not None and self._leases is not None:
-            assignment.held.clear()
-            self._leases.ends(self._number, portion.epoch, end)
 
     def rest_of(self, epoch: int, batches: int) -> Iterator[Any]:
         """The other workers' batches of a pass of which this one has seen its first `batches`."""
@@ -623,9 +616,8 @@ class Iteration:
                 while at <= place and batch is not _END:
                     batch, at = next(stream, _END), at + 1
                 if batch is _END:
-                    assignment.held.clear()
                     at -= 1
-                    leases.ends(self._number, portion.epoch, at)
+                    assignment.ends(portion.epoch, at)
                     continue
                 nominal = nominal or samples_in(batch)
                 yield self._hand_out(batch, samples_in(batch), nominal, portion)
