@@ -202,16 +202,14 @@ class SampleNumbers:
 
 
 def _entries(batch: Any) -> dict[Any, list[int] | None]:
-    """The entries of a batch; whole numbers, one a sample, as a list."""
+    """The entries of a batch; whole numbers, one a sample, as a list, and None for others."""
     rows = batch if isinstance(batch, dict) else dict(enumerate(batch)) if isinstance(batch, (list, tuple)) else {}
-    return {key: _whole_numbers(value) for key, value in rows.items()}
-
-
-def _whole_numbers(value: Any) -> list[int] | None:
-    if isinstance(value, Tensor) and value.dim() == 1 and not value.is_floating_point() and not value.is_complex():
-        numbers: list[int] = value.tolist()
-        return numbers
-    return None
+    whole = {
+        key: value.tolist()
+        for key, value in rows.items()
+        if isinstance(value, Tensor) and value.dim() == 1 and not (value.is_floating_point() or value.is_complex())
+    }
+    return {key: whole.get(key) for key in rows}
 
 
 def _names(data: Any, numbers: Sequence[Any]) -> list[list[Any]]:
@@ -243,9 +241,7 @@ class Prefetch:
     def __init__(self, plan: SamplingPlan, assignment: Assignment, epoch: int) -> None:
         self._plan, self._assignment = plan, assignment
         order = plan.order(epoch)
-        self._batches = BATCHES
-        if isinstance(order, InShards):
-            self._batches = max(BATCHES, 2 * order.window // plan.unit)
+        self._batches = max(BATCHES, 2 * order.window // plan.unit) if isinstance(order, InShards) else BATCHES
         self._left = 0
         self._told: dict[int, Ranges] = {}
 
@@ -320,9 +316,7 @@ class Iteration:
         plan = self.chosen if self.shards is None else None
         if plan is not None:
             assignment = self._assignment(plan, skip, length)
-            if isinstance(plan, SamplingPlan):
-                return self._planned(plan, assignment)
-            return self._from_list(assignment)
+            return self._planned(plan, assignment) if isinstance(plan, SamplingPlan) else self._from_list(assignment)
         self.length = length()
         if self.shards is not None:
             return self._read(self.shards)
@@ -341,9 +335,8 @@ class Iteration:
         position = self._position
         self._begin(self._own_cut())
         now, generators = rng.capture(), position.generators
-        start = position.epoch_start
-        replay = skip > 0 and start is not None
-        if replay and start is not None:
+        start = position.epoch_start if skip > 0 else None
+        if start is not None:
             rng.restore(start)
             set_states(generators, start["loader"])
         else:
@@ -351,7 +344,7 @@ class Iteration:
         batches = iter(self.loader)
         for _ in range(skip):
             next(batches, None)
-        if replay:
+        if start is not None:
             rng.restore(now)
         nominal = getattr(self.loader, "batch_size", None) or 0
         for batch in batches:
@@ -525,9 +518,8 @@ class Iteration:
         self._check_same_data(places, UNIT)
         if self._leases is not None:
             self._begin(None)
-            return LeasedAssignment(
-                self._leases, Question(self._number, position.epoch, places, UNIT, 1), position.held
-            )
+            question = Question(self._number, position.epoch, places, UNIT, 1)
+            return LeasedAssignment(self._leases, question, position.held)
         if places < world.size * UNIT and not position.others:
             self._registry.refuse(
                 f"the stream has {places // UNIT} shards for {world.size} workers, so some would have nothing to "

@@ -492,10 +492,8 @@ class LoaderRegistry(RunData):
             self.places.load([[], []])
         ledger = next((state["ledger"] for state in states if state["ledger"] is not None), None)
         rows = zip(*(state["positions"] for state in states), strict=False)
-        loads = [
-            partial(Position.regroup, states=list(row), ledger=ledger, loader=number) for number, row in enumerate(rows)
-        ]
-        places = self._place(loads)
+        load = partial(Position.regroup, ledger=ledger)
+        places = self._place([partial(load, states=list(row), loader=number) for number, row in enumerate(rows)])
         if self.leases is None:
             return
         for number, position in enumerate(places):
