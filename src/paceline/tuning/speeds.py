@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.rules.schedule import EveryBlock, uneven
-from paceline.tuning.period_controller import SimulatedTimer, WallTimer
+from paceline.tuning.period_controller import Timer
 
 logger = logging.getLogger("paceline")
 TRIES = 8  # to deal the batches anew
@@ -40,9 +40,7 @@ class Speeds:
         seconds: of a minibatch of each worker, by which blocks differ; empty while all are equal.
     """
 
-    def __init__(
-        self, timer: WallTimer | SimulatedTimer, rank: int, workers: int, furthest: Callable[[], Any], deal: Deal
-    ) -> None:
+    def __init__(self, timer: Timer, rank: int, workers: int, furthest: Callable[[], Any], deal: Deal) -> None:
         self._timer, self._rank, self._workers = timer, rank, workers
         self._furthest, self._deal = furthest, deal
         self.seconds: tuple[float, ...] = ()
@@ -59,13 +57,9 @@ class Speeds:
 
     @property
     def due(self) -> bool:
-        ends = bool(self.seconds) and self._stay_equal(self._furthest())
+        furthest = self._furthest() if self.seconds else None
+        ends = furthest is not None and furthest[-1]  # all have to make equally many minibatches
         return ends or self._apart >= (1 if self._agreed is None else AGAIN)
-
-    @staticmethod
-    def _stay_equal(furthest: Any) -> bool:
-        """Whether all workers have to make equally many minibatches."""
-        return furthest is not None and furthest[-1]
 
     def measurements(self) -> list[Any]:
         """[whether they are due, seconds of a minibatch or None, how far in the data]"""
@@ -75,9 +69,10 @@ class Speeds:
         """Whether blocks change, the same on every worker; `rows`: `measurements` of each."""
         if not any(row[0] for row in rows):
             return False
-        self._apart, equal = 0, any(self._stay_equal(row[2]) for row in rows)
+        furthest = [row[2] for row in rows]
+        self._apart, equal = 0, any(one is not None and one[-1] for one in furthest)
         if equal and self.seconds:
-            self._deal((), [row[2] for row in rows])
+            self._deal((), furthest)
             self.seconds = ()
             if self._rank == 0:
                 logger.warning("auto: blocks are even from here on: the program calls all workers within a pass")
@@ -91,7 +86,7 @@ class Speeds:
         self._agreed = None if fresh else seconds[self._rank]  # a first measurement is rough, and is looked at again
         if equal or uneven.gain(seconds, present, other) < (ROUGH if fresh else GAIN):
             return fresh
-        if not self._deal(other, [row[2] for row in rows]):  # some are between two passes, or the data cannot be dealt
+        if not self._deal(other, furthest):  # some are between two passes, or the data cannot be dealt
             self._tries += 1
             self._agreed = None if self._tries < TRIES else self._agreed
             return fresh
