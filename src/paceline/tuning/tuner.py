@@ -151,10 +151,9 @@ class MeasuredChoices:
 
     def follow_workers(self) -> None:
         """Give the local learning rates the factor that the rule has for this number of workers, none in a probe."""
-        tunables, chooser = self.tunables, self.chooser
-        sync = chooser.scaling if chooser is not None else None
-        factor = 1.0 if self.probing else tunables.rule.rate_factor(tunables.workers)
-        tunables.rates.scale_all(factor, sync, lambda: self.place()[1])
+        sync = self.chooser.scaling if self.chooser is not None else None
+        factor = 1.0 if self.probing else self.tunables.rule.rate_factor(self.tunables.workers)
+        self.tunables.rates.scale_all(factor, sync, lambda: self.place()[1])
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -247,12 +246,11 @@ class Tuner:
 
     def look(self, now: bool = False) -> None:
         """After every step: time it, and at most once a second look for request files."""
-        measured = self.measured
+        measured, files = self.measured, self._request_files
         if measured.period_controller or measured.chooser or measured.speeds:
             measured.stepped()
-        if self._request_files.folder is not None:
-            for request in self._request_files.look(now):
-                self._take(request)
+        for request in files.look(now) if files.folder is not None else ():
+            self._take(request)
 
     def _take(self, request: TuneRequest) -> TuneRequest:
         request.by, request.number = self._world.rank, next(self._numbers)
@@ -312,10 +310,9 @@ class Tuner:
 
     def _problem(self, request: TuneRequest) -> str:
         """Why this worker cannot apply a request; empty if it can."""
-        if request.revert or request.why:
-            return ""  # whether there is a change to undo depends on the requests before it; measured ones fit
-        try:
-            self.tunables.check(flat(request.changes))
+        try:  # whether there is a change to undo depends on the requests before it; measured ones fit
+            if not (request.revert or request.why):
+                self.tunables.check(flat(request.changes))
         except PacelineError as error:
             return str(error)
         return ""
@@ -380,24 +377,21 @@ class Tuner:
             self._make(request)
 
     def _make(self, request: TuneRequest) -> None:
-        problem = self._problem(request)  # may depend on an earlier request, alike on all workers
-        if request.revert and not self._stack:
-            problem = _NOTHING
+        # may depend on an earlier request, alike on all workers
+        problem = _NOTHING if request.revert and not self._stack else self._problem(request)
         if problem:
             self._refuse(request, problem)
             return
         request.block, request.minibatch = self.measured.place()
         controller = self.measured.period_controller
-        if request.revert:
-            snapshot = self._stack.pop()
-            names = self.tunables.names_in(snapshot)
-            before = self.tunables.show(names)
-            self.tunables.restore(snapshot)
+        undone = self._stack.pop() if request.revert else None
+        names = list(request.changes) if undone is None else self.tunables.names_in(undone)
+        before = self.tunables.show(names)
+        if undone is not None:
+            self.tunables.restore(undone)
             if controller is not None:
-                controller.held = bool(snapshot.get("held"))
+                controller.held = bool(undone.get("held"))
         else:
-            names = list(request.changes)
-            before = self.tunables.show(names)
             if not request.why:
                 snapshot = self.tunables.snapshot(request.changes)
                 if controller is not None:  # a requested period is held from now on
@@ -409,8 +403,7 @@ class Tuner:
         moved = [name for name in after if not request.revert or before[name] != after[name]]
         request.values = {name: [before[name], after[name]] for name in moved}
         request.applied = True
-        about: dict[str, Any] = {"by": request.by, "revert": request.revert, "changes": request.values}
-        about["block"] = request.block
+        about = {"by": request.by, "revert": request.revert, "changes": request.values, "block": request.block}
         if request.why:
             about["why"] = request.why
             self._tell_rule(request.why)
