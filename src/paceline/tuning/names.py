@@ -38,8 +38,7 @@ def flat(settings: Mapping[str, Any]) -> Changes:
     changes: Changes = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            for group, one in value.items():
-                changes[f"{name}@{group}"] = one
+            changes |= {f"{name}@{group}": one for group, one in value.items()}
         else:
             changes[str(name)] = value
     if len(changes) > MOST_NAMES:

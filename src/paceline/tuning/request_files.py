@@ -88,10 +88,8 @@ class RequestFiles:
 
     def _names(self) -> list[str]:
         """Requests that no worker has taken, oldest first."""
-        if self.folder is None:
-            return []
         try:
-            names = os.listdir(self.folder)
+            names = [] if self.folder is None else os.listdir(self.folder)
         except OSError:  # there was no request yet
             return []
         return sorted(name.removesuffix(REQUEST) for name in names if name.endswith(REQUEST))
@@ -132,8 +130,7 @@ class RequestFiles:
 
     def answer(self, name: str, body: dict[str, Any]) -> None:
         """Write the outcome of a request; the first answer stays."""
-        if self.folder is None:
-            return
+        assert self.folder is not None
         with contextlib.suppress(OSError):  # training goes on without the answer
             path = self.folder / (name + ANSWER)
             if not path.exists():

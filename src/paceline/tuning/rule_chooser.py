@@ -125,11 +125,10 @@ class Measures:
 
     def block_bytes(self, rule: Rule, rank: int) -> int:
         """That worker `rank` sends for one exchange of the whole model."""
-        riding, world = 0, self.transport.world
+        world, buffers = self.transport.world, self.buffers()
         for optimizer, named in self.owned:
             if rule.delta.resolve(optimizer) in ("average", "compensate"):
-                riding += len(moments(optimizer)) * sum(p.numel() for _, p in named)
-        buffers = self.buffers() + riding
+                buffers += len(moments(optimizer)) * sum(p.numel() for _, p in named)
         return bytes_per_block(rule, world.size, self.layout(), buffers, 0, rank=rank, hosts=world.hosts)
 
     def speeds(self) -> Speeds | None:
@@ -139,8 +138,7 @@ class Measures:
 
     def controller(self, rule: Rule, timed: bool, overlaps: bool) -> PeriodController:
         """Of a rule whose period follows times, which have chosen it already if `timed`."""
-        rank = self.transport.world.rank
-        timer = block_timer(self.transport, self.of_blocks, lambda: self.block_bytes(rule, rank))
+        timer = block_timer(self.transport, self.of_blocks, lambda: self.block_bytes(rule, self.transport.world.rank))
         return PeriodController(timer, self.minibatches, timed, overlaps and rule.schedule.overlap > 0)
 
 

@@ -57,10 +57,8 @@ class Rates:
         self._steps: Callable[[], int] = lambda: 0
         self._stepping: Optimizer | None = None  # its step is under way
         self._kept: list[tuple[Group, str, Any, Any, float]] = []  # group, key, its own value, that applied, the factor
-        self._handles: list[Any] = []
-        for optimizer in optimizers:
-            self._handles.append(optimizer.register_step_pre_hook(self._before))
-            self._handles.append(optimizer.register_step_post_hook(self._after))
+        self._handles = [optimizer.register_step_pre_hook(self._before) for optimizer in optimizers]
+        self._handles += [optimizer.register_step_post_hook(self._after) for optimizer in optimizers]
 
     def groups(self) -> list[tuple[Optimizer, Group]]:
         """The groups in the order of their numbers; read each time, because loading a state replaces them."""
@@ -237,12 +235,9 @@ class Tunables:
         return f"what can be tuned is {', '.join(every) or 'nothing'}"
 
     def _of_rule(self) -> list[str]:
-        names = []
-        if self.rule.payload.spans_block:
-            names.append("period")
-        if all(hasattr(self.rule.outer, field) for field in OUTER):
-            names += ["gain", "outer_momentum", "outer_lr"]
-        return names
+        period = ["period"] if self.rule.payload.spans_block else []
+        steps = all(hasattr(self.rule.outer, field) for field in OUTER)
+        return [*period, *(("gain", "outer_momentum", "outer_lr") if steps else ())]
 
     def _rule_with(self, changes: Changes) -> Rule:
         """The rule with other numbers; `RuleError` if it cannot have them."""
