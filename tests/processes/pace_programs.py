@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,16 @@ def train(directory: Path) -> None:
             save_file(out.model, directory / f"{name}.{worker}.safetensors")
 
 
-def choose(directory: Path) -> None:
-    """A run whose rule is chosen after a probe, and its continuation; no network is fast enough for that share."""
+def choose(directory: Path, slower: str = "0") -> None:
+    """A run whose rule is chosen after a probe, and its continuation; no network is fast enough for that share.
+
+    The second worker's steps take `slower` seconds longer.
+    """
     worker, path = int(os.environ["RANK"]), directory / "checkpoint"
 
     def texts(place: Place) -> None:
         place.extra.setdefault("rules", []).append(place.run.rule.text())
+        time.sleep(float(slower) * worker)
 
     all_here(directory)
     for name, more in (
