@@ -147,6 +147,15 @@ def test_a_program_that_calls_all_workers_by_its_steps_gets_even_blocks(rule: st
     assert len({out["made"] for out in outs}) == 1 and all(out["rate"] < 1e-4 for out in outs)
 
 
+def test_calls_passes_apart_are_refused() -> None:
+    def calls(run: paceline.Run, step: int) -> None:
+        if step % 300 == 0:
+            run.messages.barrier()
+
+    with pytest.raises(paceline.PacelineError, match=r"too few left to catch up.*auto\(even=True\)"):
+        go(Trained("bmuf(period=8, even=False)", epochs=9, calls=calls), SLOW)
+
+
 def test_a_program_that_asks_for_equal_shares_gets_them() -> None:
     assert len({out["made"] for out in go(Trained("auto", adam=True, even=True), SLOW)}) == 1
 

@@ -128,12 +128,11 @@ class Shares:
 
 
 class EvenedOut:
-    """Equal shares from the middle of others on: workers that `had` fewer batches than another catch up, and then each
-    takes one in turn."""
+    """Equal shares from the middle of others on: after those that they `had`, workers take the batches that each `lacks`
+    beside another one, and then one in turn."""
 
-    def __init__(self, shares: Shares, total: int, batch: int, had: Sequence[int]) -> None:
-        self._shares, self._had, workers = shares, had, len(had)
-        self._lacks = [max(had) - one for one in had]
+    def __init__(self, shares: Shares, total: int, batch: int, had: Sequence[int], lacks: Sequence[int]) -> None:
+        self._shares, self._had, self._lacks, workers = shares, had, lacks, len(had)
         self._begin = max(shares.part(one - 1, rank)[1] if one else 0 for rank, one in enumerate(had))
         self._left: list[Range] = []  # batches before that place which nobody has had
         for rank, number in enumerate(had):
@@ -220,8 +219,9 @@ def split_of(cut: Cut) -> Split:
     if kind.startswith("shares"):
         runs = [one.partition(":") for one in kind.split()[1:]]
         dealt = [(at, tuple(map(int, counts.split(",")))) for at, _, counts in runs]
-        shares = Shares(total, batch, [(int(at), counts) for at, counts in dealt if at != "even"])
-        return EvenedOut(shares, total, batch, dealt[-1][1]) if dealt[-1][0] == "even" else shares
+        shares = Shares(total, batch, [(int(at), counts) for at, counts in dealt if at.isdecimal()])
+        ends = [counts for at, counts in dealt if not at.isdecimal()]
+        return EvenedOut(shares, total, batch, *ends) if ends else shares
     return Stripes(total, batch, workers) if kind == "stripes" else Rounds(total, batch, workers, kind != "alone")
 
 

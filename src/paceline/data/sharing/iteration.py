@@ -28,7 +28,16 @@ from paceline.data.sampling.batches import are_whole, piece_of_rest, place_in_re
 from paceline.data.sampling.buckets import BucketBatches
 from paceline.data.sampling.position import UNIT, Position, set_states
 from paceline.data.sampling.sampler import InShards, ListPlan, Plan, SamplingPlan, generators_of
-from paceline.data.sampling.split import Assignment, Cut, EvenAssignment, LeasedAssignment, Portion, Shares, split_of
+from paceline.data.sampling.split import (
+    Assignment,
+    Cut,
+    EvenAssignment,
+    LeasedAssignment,
+    Portion,
+    Shares,
+    Split,
+    split_of,
+)
 from paceline.data.streams.dataset import ShardAssignment, ShardReading, ShardStream
 from paceline.data.workers.batching import BatchRequest
 from paceline.data.workers.loader import Loading
@@ -380,28 +389,38 @@ class Iteration:
 
     @property
     def furthest(self) -> list[int] | None:
-        """[loader, epoch, end of the last place that this worker was given, batches up to there, whether shares stay
-        equal]; None if its pass cannot be dealt anew."""
-        if self.assignment is None:
-            return None
+        """[loader, epoch, end of the last place that this worker was given, batches up to there]; None if its pass
+        cannot be dealt anew."""
         one = self.assignment
-        return [self._number, self._position.epoch, one.furthest, one.given, self._registry.equal]
+        return None if one is None else [self._number, self._position.epoch, one.furthest, one.given]
 
-    def deal(self, counts: Sequence[int], place: int, had: Sequence[int]) -> tuple[int, ...]:
-        """From the first turn after `place` on, worker r takes counts[r] batches in turn; without counts all get
-        equally many, those that they `had` included. Returns how many each has left."""
+    def deal(self, counts: Sequence[int], place: int) -> None:
+        """From the first turn after `place` on, worker r takes counts[r] batches in turn."""
+        split = split_of(self._shares)
+        if isinstance(split, Shares) and (turn := split.next_turn(place)) is not None:
+            self._cut_anew(f"{turn}:{','.join(map(str, counts))}")
+
+    def even_out(self, had: Sequence[int], lacks: Sequence[int]) -> tuple[int, ...]:
+        """After the batches that workers `had`, each takes those that it lacks, and then all equally many.
+        Returns how many each has left."""
+        split = self._cut_anew(f"had:{','.join(map(str, had))} lacks:{','.join(map(str, lacks))}")
+        return tuple(split.batches(rank) - one for rank, one in enumerate(had))
+
+    @property
+    def _shares(self) -> Cut:
+        """The cut of the present pass, as shares."""
         cut = self._position.now.cut
-        assert cut is not None and self.assignment is not None
-        if cut[0] == "rounds":
-            cut = f"shares 0:{','.join('1' * cut[3])}", *cut[1:]
+        assert cut is not None
+        return (f"shares 0:{','.join('1' * cut[3])}", *cut[1:]) if cut[0] == "rounds" else cut
+
+    def _cut_anew(self, more: str) -> Split:
+        shares = self._shares
+        cut = f"{shares[0]} {more}", *shares[1:]
         split = split_of(cut)
-        turn = split.next_turn(place) if counts and isinstance(split, Shares) else None
-        if turn is not None or not counts:
-            at, shares = ("even", had) if turn is None else (turn, counts)
-            cut = f"{cut[0]} {at}:{','.join(map(str, shares))}", *cut[1:]
-            self._position.split(cut)
-            self.assignment.deal(split_of(cut))
-        return tuple(max(1, split_of(cut).batches(rank) - one) for rank, one in enumerate(had))
+        assert self.assignment is not None
+        self._position.split(cut)
+        self.assignment.deal(split)
+        return split
 
     def _check_whole(self, places: int) -> None:
         """Report which batches of an epoch are cut or dropped; refuse to drop all."""

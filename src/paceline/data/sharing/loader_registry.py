@@ -337,23 +337,47 @@ class LoaderRegistry(RunData):
         share, one = self.leading, self._under_way.get(self._leader) if self._leader is not None else None
         if share is None or one is None:
             return None
-        accumulated = (self._batches - one.batches_then) / max(1, self.made - one.steps_then)
         with contextlib.suppress(TypeError):  # a loader of a stream has no length
-            return share.batches_of_worker() // max(1, round(accumulated))
+            return share.batches_of_worker() // self._accumulated(one)
         return None
+
+    def _accumulated(self, one: ActivePass) -> int:
+        """Batches of a step."""
+        return max(1, round((self._batches - one.batches_then) / max(1, self.made - one.steps_then)))
 
     @property
     def furthest(self) -> list[int] | None:
-        """How far this worker is in the pass in which the optimizer steps; None if that cannot be dealt anew."""
-        return self.leading.iteration.furthest if self.leading is not None else None
+        """How far this worker is in the pass in which the optimizer steps, as `Iteration.furthest` says, with the
+        batches of the steps before it, and whether shares stay equal; None if that pass cannot be dealt anew."""
+        place = self.leading.iteration.furthest if self.leading is not None and self._leader is not None else None
+        if place is None or self._leader is None:
+            return None
+        one = self._under_way[self._leader]
+        return [*place, one.steps_then * self._accumulated(one), self.equal]
 
     def deal(self, counts: tuple[int, ...], furthest: Sequence[list[int] | None]) -> bool:
-        """Deal batches by these counts from now on, given how far each worker is; whether all are in one pass."""
+        """Deal batches by these counts from now on, given how far each worker is; whether all are in one pass.
+
+        Without counts all make equally many, those before included; raises `UnsupportedError` if too few are left.
+        """
         leading, known = self.leading, [one for one in furthest if one is not None]
         if leading is None or len(known) < len(furthest) or any(one[:2] != known[0][:2] for one in known):
             return False
-        left = leading.iteration.deal(counts, max(one[2] for one in known), [one[3] for one in known])
-        self.counts = counts or left
+        if counts:
+            self.counts = counts
+            leading.iteration.deal(counts, max(one[2] for one in known))
+            return True
+        made = [had + before for _, _, _, had, before, _ in known]
+        left = leading.iteration.even_out([one[3] for one in known], [max(made) - one for one in made])
+        ends = [one + more for one, more in zip(made, left, strict=True)]
+        if max(ends) - min(ends) > 1:
+            steps = ", ".join(map(str, made))
+            text = (
+                f"the workers have made {steps} minibatches in blocks that end by time, and a program that calls all of"
+            )
+            text += " them within a pass has too few left to catch up: call after passes"
+            raise UnsupportedError(self.world.sign(f'{text}, or take the rule with even=True: "auto(even=True)"'))
+        self.counts = tuple(max(1, one) for one in left)
         return True
 
     @property
