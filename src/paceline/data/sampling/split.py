@@ -128,7 +128,7 @@ class Shares:
 
 
 class EvenedOut:
-    """Equal shares from the middle of others on: after those that they `had`, workers take the batches that each `lacks`
+    """Equal shares from the middle of others on: after those they `had`, workers take the batches that each `lacks`
     beside another one, and then one in turn."""
 
     def __init__(self, shares: Shares, total: int, batch: int, had: Sequence[int], lacks: Sequence[int]) -> None:
