@@ -19,6 +19,7 @@ from paceline.observe import read_run
 from paceline_plugins.report import ExtraTable, write_report
 from paceline_plugins.report.chart_page import inline_json
 from paceline_plugins.report.tables import comparison
+from paceline_plugins.report.totals import warnings
 
 from .conftest import pushing, waiting
 
@@ -161,3 +162,20 @@ def test_bars_add_up_to_the_time_of_each_worker(write_run: Write, tmp_path: Path
         widths = {part: float(width) for part, width in re.findall(r'class="(\w+)" x="[\d.]+" width="([\d.]+)"', bar)}
         assert widths == pytest.approx({"compute": compute, "data": data, "wait": 150, "exchange": 50})
     assert 'aria-label="worker 0: computing 60.0 %, waiting for data 20.0 %, waiting 15.0 %, exchanging 5.0 %"' in text
+
+
+def test_a_report_says_what_each_machine_is_worth(write_run: Write) -> None:
+    """Worker 1 computes for a quarter of a second where the others have a sixteenth, so that they wait for it."""
+
+    def slow(rank: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for event in events:
+            if event["kind"] == "exchange":
+                event["compute_s"] = 0.25 if rank == 1 else 0.0625
+                event["wait_s"] = 0.7 if rank == 1 else 0.8875
+        return events
+
+    run = read_run(write_run(size=3, change=slow))
+    [row] = comparison([run])
+    assert row["worth of the workers"] == "2.2 of the fastest (worker 1 on host-0 0.25; 2 without)"
+    assert any("even=False" in text and "worth 2.2 of the fastest" in text for text in warnings(run))
+    assert "worth of the workers" not in comparison([read_run(write_run("equal"))])[0]

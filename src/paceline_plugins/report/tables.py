@@ -30,6 +30,7 @@ from paceline_plugins.report.totals import (
     shares,
     summarize,
     with_role,
+    worths_text,
 )
 
 TOLD_BY_CONTROL = frozenset({"lost", "generation", "gave", "paused"})
@@ -51,6 +52,8 @@ def comparison(runs: Sequence[RunLog], *, pushes: bool = True) -> list[dict[str,
         if len(runs) > 1 and alone is not None and alone[1] == unit:
             row["times one worker's, measured"] = f"{speed / alone[0]:.2f}"
         row["efficiency"] = share_text(numbers.efficiency)
+        if len(runs) == 1 and (worth := worths_text(run)):
+            row["worth of the workers"] = worth
         row["computing / waiting / exchanging"] = (
             f"{100 * part.compute:.1f} / {100 * part.wait:.1f} / {share_text(part.exchange)}"
         )

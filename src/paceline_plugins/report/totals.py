@@ -17,6 +17,7 @@ BROKEN = 3
 """Rejections in a row after which a worker is probably broken."""
 MUCH_WAIT = 0.05
 """Share of the time from which on waiting for data gives a warning."""
+LITTLE_SLOWER = 0.9  # of the fastest
 LITTLE_WORK = 0.7
 """Efficiency below which exchanges cost too much."""
 HELD_OUT = re.compile(r"(?<![a-z])(held[ _-]?out|held|valid\w*|val|eval\w*|test|dev)(?![a-z])")
@@ -125,6 +126,24 @@ def effective_workers(run: RunLog) -> float | None:
     """How many workers all were worth in the last block that tells, by the log with most lines."""
     lines = max((worker.exchanges for worker in run.workers), key=len, default=[])
     return next((line.effective_workers for line in reversed(lines) if line.effective_workers is not None), None)
+
+
+def worths(run: RunLog) -> dict[int, float]:
+    """Rank -> the speed of a worker over the fastest one's, without its waits for others; empty where none is a tenth
+    slower."""
+    seconds = {w.rank: (w.compute_s + w.data_s) / w.minibatches for w in run.workers if w.minibatches and w.compute_s}
+    found = {rank: min(seconds.values()) / own for rank, own in seconds.items()}
+    return found if found and min(found.values()) < LITTLE_SLOWER else {}
+
+
+def worths_text(run: RunLog) -> str:
+    """For people; empty where no worker is a tenth slower."""
+    found = worths(run)
+    slow = [rank for rank, one in sorted(found.items(), key=lambda pair: pair[1]) if one < LITTLE_SLOWER][:3]
+    hosts = {worker.rank: worker.host for worker in run.workers}
+    each = ", ".join(f"worker {rank} on {hosts[rank]} {found[rank]:.2g}" for rank in slow)
+    without = sum(one for rank, one in found.items() if rank not in slow)
+    return f"{sum(found.values()):.2g} of the fastest ({each}; {without:.2g} without)" if slow else ""
 
 
 def delays(counts: Counter[int]) -> Delays | None:
@@ -284,6 +303,7 @@ def _rejected(run: RunLog) -> list[str]:
     return texts
 
 
+WAITS = "Look for the slowest worker"
 _HARMLESS = "once in a while this is harmless."
 _BROKEN = "check its data, its memory and the learning rate, or use another host."
 
@@ -302,8 +322,11 @@ def _slow(run: RunLog) -> list[str]:
     text = f"{share_text(part.exchange)} of the time went into exchanges and {share_text(part.wait)} into waiting"
     if run.size * busy < 1:
         text = f"{run.size} workers did only {run.size * busy:.2g} times as much as one that exchanges nothing: {text}"
-    straggler = part.wait > part.exchange
-    return [f"{text}. {'Look for the slowest worker' if straggler else 'Take a longer period, overlap or a codec'}."]
+    advice = "Take a longer period, overlap or a codec"
+    if part.wait > part.exchange:
+        worth = worths_text(run)
+        advice = f"The workers are worth {worth}; auto, or even=False, gives each its share" if worth else WAITS
+    return [f"{text}. {advice}."]
 
 
 def crowded(run: RunLog) -> list[tuple[str, int, int]]:

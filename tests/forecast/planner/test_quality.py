@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from paceline.errors import RuleError
 from paceline.observe.reports.events import GenerationEvent
 from paceline.rules.outer.diversity import effective_workers, ratio
 from paceline.rules.recipes import rule_from_text
+from paceline_plugins.forecast.plan_command.quality import quality_forecast
 from paceline_plugins.forecast.planner.observed import observed, step_s
 from paceline_plugins.forecast.planner.quality import (
     ObservedRun,
@@ -21,6 +23,7 @@ from paceline_plugins.forecast.planner.quality import (
     fitted_alpha,
     forecast_quality,
 )
+
 
 from .examples import run_log
 
@@ -118,3 +121,10 @@ def test_logs_that_do_not_tell_enough() -> None:
         worker.exchanges = worker.exchanges[1:]
     with pytest.raises(RuleError, match="continues another one"):
         observed(log, AVERAGING)
+
+
+def test_a_loss_beyond_what_the_curve_tells_is_no_number() -> None:
+    steep = [100.0 / n**2 for n in range(1, BLOCKS + 1)]
+    said = quality_forecast(run_log([1.2] * BLOCKS, steep)).sentence
+    assert "over" in said and said.endswith(" or more.")
+    assert max(float(one) for one in re.findall(r"(\d[\d.]*) with", said)) <= 2.1 * steep[-1]

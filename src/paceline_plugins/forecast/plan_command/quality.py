@@ -48,7 +48,11 @@ class QualityForecast:
         else:
             pay = f"More than {self.pays_up_to} workers will not pay: each is worth less than half a worker."
         shown = [quality for _, quality in self.rows if quality.workers in (*SHOWN, self.run.size)]
-        losses = ", ".join(f"{value_text(quality.loss)} with {quality.workers}" for quality in shown)
+        most_shown = 2 * next((one.loss for one in shown if one.workers == self.run.size), math.inf)
+        likely = [one for one in shown if one.loss <= most_shown]  # more is beyond what the curve tells
+        texts = [f"{value_text(quality.loss)} with {quality.workers}" for quality in likely]
+        texts += [f"over {value_text(most_shown)} with {one.workers} or more" for one in shown[len(likely) :][:1]]
+        losses = ", ".join(texts)
         return f"{pay} Forecast {self.loss} at the samples of this run: {losses}."
 
     def table(self) -> Table:
