@@ -24,7 +24,6 @@ from paceline_plugins.forecast.planner.quality import (
     forecast_quality,
 )
 
-
 from .examples import run_log
 
 AVERAGING = rule_from_text("averaging(period=8)")
