@@ -372,11 +372,11 @@ class LoaderRegistry(RunData):
         ends = [one + more for one, more in zip(made, left, strict=True)]
         if max(ends) - min(ends) > 1:
             steps = ", ".join(map(str, made))
-            text = (
-                f"the workers have made {steps} minibatches in blocks that end by time, and a program that calls all of"
+            self.refuse(
+                f"the workers have made {steps} minibatches in blocks that end by time, and one of them calls all others "
+                "within a pass that has too few left to catch up: call them after passes, or take the rule with "
+                'even=True: "auto(even=True)"'
             )
-            text += " them within a pass has too few left to catch up: call after passes"
-            raise UnsupportedError(self.world.sign(f'{text}, or take the rule with even=True: "auto(even=True)"'))
         self.counts = tuple(max(1, one) for one in left)
         return True
 
