@@ -373,7 +373,7 @@ class LoaderRegistry(RunData):
         if max(ends) - min(ends) > 1:
             steps = ", ".join(map(str, made))
             self.refuse(
-                f"the workers have made {steps} minibatches in blocks that end by time, and one of them calls all others "
+                f"the workers have made {steps} minibatches in blocks that end by time, and one calls all the others "
                 "within a pass that has too few left to catch up: call them after passes, or take the rule with "
                 'even=True: "auto(even=True)"'
             )
