@@ -181,7 +181,7 @@ def test_text_goes_there_and_back(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("asgd", "asgd(period=4, overlap=0, piece=128)", "ssp", "ssp(staleness=None)", "ssp(staleness=0, period=3)"),
+        *("asgd", "asgd(overlap=0, rescaled=True)", "ssp", "ssp(staleness=None)", "ssp(staleness=0, period=3)"),
         *("adadelay", "adadelay(c=0.25)", "staleness_aware(overlap=0)", "momentum_tuned(keep_gain=False)"),
         *("dc_asgd", "dc_asgd(kind='adaptive', strength=1, decay=0, limit=0.5, overlap=0)", "easgd(beta=1)"),
         *("dc_asgd(kind='normalized', start=0.5)", "dc_asgd(start=20)"),

@@ -247,6 +247,23 @@ def test_the_pushes_of_two_optimizers_do_not_count_for_each_other() -> None:
     assert simulate(program, 2) == [[4.0, 2.0]] * 2
 
 
+@pytest.mark.parametrize(("rule", "found"), [("asgd(overlap=0)", 0.2), ("asgd(overlap=0, rescaled=True)", 0.5)])
+def test_rescaled_pushes_count_the_data_of_slow_workers_alike(rule: str, found: float) -> None:
+    """Each worker's loss is (p - rank)^2 / 2, and the second one is four times slower."""
+
+    def program() -> float:
+        model = Numbers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with paceline.attach(model, optimizer, rule, data="own") as run:
+            for _ in range(2000 if run.world.rank == 0 else 500):
+                model.p.grad = model.p.detach() - run.world.rank
+                optimizer.step()
+        return model.value
+
+    outs = paceline.simulate(program, 2, clock=paceline.Clock(compute=[1.0, 4.0], network=1e-3))
+    assert outs[1] == pytest.approx(found, abs=0.03)
+
+
 @rules(["asgd(overlap=0)", "asgd(period=2)"])
 def test_groups_with_rates_and_schedules_of_their_own(rule: str) -> None:
     def program() -> list[float]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from paceline.core.parse import is_whole
+from paceline.errors import RuleError
 from paceline.rules.outer import (
     AdaDelay,
     Arrival,
@@ -27,7 +28,7 @@ def _free(overlap: int, hold: int, outer: Arrival) -> Rule:
     return Rule(Bounded(overlap=overlap, hold=hold), Gradient(), topology=Sharded(), outer=outer)
 
 
-def asgd(*, period: int = 1, overlap: int = 1, hold: int = 1, piece: int = 262_144) -> Rule:
+def asgd(*, period: int = 1, overlap: int = 1, hold: int = 1, piece: int = 262_144, rescaled: bool = False) -> Rule:
     """Asynchronous SGD: each worker pushes its gradient, or a block's displacement, without waiting for other workers.
 
     The model moves N times as far as one worker would move it: lower the learning rate with N.
@@ -39,9 +40,14 @@ def asgd(*, period: int = 1, overlap: int = 1, hold: int = 1, piece: int = 262_1
         overlap: 1 gives the answer the next minibatch's time; 0 waits for it.
         hold: minibatches (blocks) that are gathered into one push while an answer is late; then the worker waits.
         piece: elements of a piece, at most; a whole multiple of 64.
+        rescaled: a slow worker's pushes count for more, so that its data count as much as a fast one's: for data of
+            each worker's own; with overlap=0.
     """
+    if rescaled and overlap:
+        raise RuleError(f"asgd(rescaled=True) takes a worker's time from its delays: give overlap=0, got {overlap!r}")
     payload = Gradient() if period == 1 else Delta("keep")
-    return Rule(Bounded(period=period, overlap=overlap, hold=hold), payload, topology=Sharded(piece), outer=Sum())
+    schedule = Bounded(period=period, overlap=overlap, hold=hold)
+    return Rule(schedule, payload, topology=Sharded(piece), outer=Sum(rescaled))
 
 
 def ssp(*, staleness: int | None = 3, period: int = 1) -> Rule:
