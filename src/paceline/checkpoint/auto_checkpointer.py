@@ -411,14 +411,16 @@ class AutoCheckpointer:
         if self._due is None or self._writer.stopped:
             return None
         position = self._source.exchange_position()
-        if position.awaited:
-            self._postponed = True
+        self._postponed |= position.awaited
         if position.awaited or (position.better_later and not last):
             return None
         began = runtime.monotonic()
         report = self._report(self._due)
-        left = self._source.exchange_position().left  # known now: the state includes all exchanges that have begun
-        if left is not None and left <= self._due.sequence:
+        position = self._source.exchange_position()  # known now: the state includes all exchanges that have begun
+        if position.awaited:
+            self._postponed = True
+            return None
+        if position.left is not None and position.left <= self._due.sequence:
             self._writer.stopped, self._due = True, None
             return None
         stopped_s = runtime.monotonic() - began

@@ -136,7 +136,7 @@ class Mistakes:
     def steps_of(self, scheduler: Any) -> int:
         """The steps for which one that the program makes stands: in a pass of unequal shares those of an equal one."""
         counts, horizon = self._loaders.counts, horizon_of(scheduler)
-        if self._loaders.leading is None or not (counts or scheduler in self._asked):
+        if self._loaders.leading is None or not self._loaders.dealt:
             return 1
         counts = counts or (1,) * self._world.size
         now = self._loaders.equal_steps + 1e-6

@@ -216,10 +216,12 @@ class Streams:
         self._outside = rng.capture()
         self._passes += 1
         before = positions()
-        self._base, own = mix(*before, self._passes), mix(*before, self._passes, self._worker.rank)
-        torch.manual_seed(own)
-        numpy.random.seed(own % 2**32)
-        random.seed(own)
+        self._base = mix(*before, self._passes)
+        # each from its own state, so that a generator that the program seeds repeats, whatever it leaves unseeded
+        of_torch, of_numpy, of_python = (mix(one, self._passes, self._worker.rank) for one in before)
+        torch.manual_seed(of_torch)
+        numpy.random.seed(of_numpy % 2**32)
+        random.seed(of_python)
 
     def leave(self) -> None:
         """It is over: the common stream continues."""

@@ -194,6 +194,19 @@ def test_what_is_drawn_in_training_is_a_workers_own_and_leaves_no_trace() -> Non
     assert len({tuple(row) for row in ours}) == len(ours)
 
 
+def test_a_generator_that_the_program_seeds_repeats_whatever_it_leaves_unseeded() -> None:
+    found = []
+    for launch in (5, 6):
+        with forgotten(), Patches() as patches:
+            streams = Streams(launch, ZeroWorker(1, 2, 0, None, False))
+            streams.install(patches)
+            torch.manual_seed(3)
+            streams.enter()
+            found.append(drawn())
+            streams.leave()
+    assert found[0][0] == found[1][0] and found[0][1:] != found[1][1:]
+
+
 def test_a_pass_that_outlives_its_program_moves_no_generator(tmp_path: Path) -> None:
     source = """
         import torch

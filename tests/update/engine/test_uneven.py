@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
@@ -88,7 +89,6 @@ RULES = {
     "bmuf(period=8, even=False)": False,
     "bmuf(period=16, even=False, overlap=4)": False,
     "bmuf_adam(period=8, even=False)": True,
-    "bmuf_adam(period=8, even=False, fragments=2)": True,
     "diloco(period=8, even=False)": False,
     "auto": True,
 }
@@ -152,7 +152,7 @@ def test_calls_passes_apart_are_refused() -> None:
         if step % 300 == 0:
             run.messages.barrier()
 
-    with pytest.raises(paceline.PacelineError, match=r"too few left to catch up.*auto\(even=True\)"):
+    with pytest.raises(paceline.PacelineError, match=r"calls all others within a pass.*auto\(even=True\)"):
         go(Trained("bmuf(period=8, even=False)", epochs=9, calls=calls), SLOW)
 
 
@@ -189,3 +189,26 @@ def test_no_other_whole_numbers_end_sooner(seconds: tuple[float, ...], period: i
     least = min(max(n * c for n, c in zip(one, seconds, strict=True)) for one in every)
     assert sum(found) == total and max(n * c for n, c in zip(found, seconds, strict=True)) == pytest.approx(least)
     assert uneven.effective(found) <= len(seconds) and uneven.effective([7] * 4) == 4
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(24))
+def test_passes_calls_and_checkpoints_fit_together(seed: int, tmp_path: Path) -> None:
+    """Wherever workers of unequal speed end their passes, take checkpoints and call each other."""
+    dice = random.Random(seed)
+    speeds = [dice.choice([1.0, 1.0, 1.5, 2.0, 3.0, 5.0]) for _ in range(dice.randint(2, 5))]
+    period = dice.choice([3, 4, 8, 12])
+    overlap = dice.choice(["", f", overlap={dice.randint(1, period)}"])
+    rule, every = f"{dice.choice(['bmuf', 'averaging'])}(period={period}, even=False{overlap})", dice.choice([0, 7, 20])
+
+    def calls(run: paceline.Run, step: int) -> None:
+        if every and step % every == 0:
+            run.messages.barrier()
+
+    go(Trained(rule, calls=calls, checkpoint=tmp_path, every_blocks=1), speeds, len(speeds))
+    newest = max(tmp_path.glob("step-*"))
+    clock = paceline.Clock(compute=speeds, network=1e-4)
+    outs = [out for out in paceline.simulate(Trained(rule, step=newest), len(speeds), clock=clock) if out is not None]
+    for epoch in range(2):
+        later = [number for out in outs for number in out["seen"][epoch]]
+        assert len(set(later)) == len(later)

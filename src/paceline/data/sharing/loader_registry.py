@@ -33,7 +33,7 @@ from paceline.data.sampling.batches import are_whole, has_piece
 from paceline.data.sampling.position import Position
 from paceline.data.sampling.sampler import SamplingPlan
 from paceline.data.sharing.iteration import Iteration, RunData
-from paceline.data.sharing.place import ENDED, INSIDE, LEFT, Place, pack
+from paceline.data.sharing.place import CALLED_WITHIN, ENDED, INSIDE, LEFT, Place, pack
 
 Load = Callable[[Position], None]
 RECENT = 8
@@ -144,6 +144,7 @@ class LoaderRegistry(RunData):
         self._leader: Position | None = None  # position of the pass in which the optimizer steps
         self._earlier = 0  # passes over the data of leaders before it
         self.made = 0  # steps
+        self.dealt = False  # whether shares have been unequal
         self.equal_steps = 0.0  # those that it would have made with equal shares
         self._last_place = 0  # of the last pass that is over, packed
         self._last_pass: ActivePass | None = None
@@ -256,7 +257,9 @@ class LoaderRegistry(RunData):
         if self._leader in self._under_way and self.world.size > 1:
             stand, self.equal = bool(self.counts), True
             if stand:
-                self.pass_over()  # which others call as soon as they come to this call
+                if (take := self.safe()) is not None:
+                    take()  # others do before their next batch
+                self.pass_over()  # which they call as soon as they come to this call
         self.settle()
 
     @property
@@ -292,7 +295,10 @@ class LoaderRegistry(RunData):
         position = self._training
         if position is None:
             return self._last_place
-        return 0 if position.leased else pack(self._number(position), position.now.batches, INSIDE)
+        share = self.leading if self.counts else None
+        over = share is not None and position.now.batches >= share.batches_of_worker()
+        # of unequal shares a worker tells with its last batch that it does not ask for another, as at a checkpoint
+        return 0 if position.leased else pack(self._number(position), position.now.batches, ENDED if over else INSIDE)
 
     def asked(self, position: Position) -> Callable[[], None] | None:
         """The program asks for the next batch; the caller calls the result if there is one.
@@ -321,7 +327,7 @@ class LoaderRegistry(RunData):
     def others_wait(self) -> bool:
         """Whether workers with fewer batches may be at the end of the active pass already."""
         position = self._leader
-        if position not in self._under_way or position.leased:
+        if position not in self._under_way or position.leased or self.counts:
             return False
         one, batches = self._under_way[position], position.now.batches
         return batches + 1 == one.length and one.fewest() <= batches
@@ -358,25 +364,23 @@ class LoaderRegistry(RunData):
     def deal(self, counts: tuple[int, ...], furthest: Sequence[list[int] | None]) -> bool:
         """Deal batches by these counts from now on, given how far each worker is; whether all are in one pass.
 
-        Without counts all make equally many, those before included; raises `UnsupportedError` if too few are left.
+        Without counts all make equally many, those before included; raises `UnsupportedError` where they cannot.
         """
         leading, known = self.leading, [one for one in furthest if one is not None]
-        if leading is None or len(known) < len(furthest) or any(one[:2] != known[0][:2] for one in known):
-            return False
+        fits = len(known) == len(furthest) and all(one[:2] == known[0][:2] for one in known)
         if counts:
-            self.counts = counts
+            if leading is None or not fits:
+                return False
+            self.counts, self.dealt = counts, True
             leading.iteration.deal(counts, max(one[2] for one in known))
             return True
         made = [had + before for _, _, _, had, before, _ in known]
-        left = leading.iteration.even_out([one[3] for one in known], [max(made) - one for one in made])
-        ends = [one + more for one, more in zip(made, left, strict=True)]
-        if max(ends) - min(ends) > 1:
-            steps = ", ".join(map(str, made))
-            self.refuse(
-                f"the workers have made {steps} minibatches in blocks that end by time, and one calls all the others "
-                "within a pass that has too few left to catch up: call them after passes, or take the rule with "
-                'even=True: "auto(even=True)"'
-            )
+        lacks, left = [max(made) - one for one in made], tuple[int, ...]()
+        if leading is not None and fits:
+            left = leading.iteration.even_out([one[3] for one in known], lacks)
+        ends = [more - one for one, more in zip(lacks, left, strict=False)]
+        if not ends or max(ends) - min(ends) > 1:
+            self.refuse(CALLED_WITHIN)
         self.counts = tuple(max(1, one) for one in left)
         return True
 
@@ -490,7 +494,7 @@ class LoaderRegistry(RunData):
             "in_hand": [list(mark) for mark in self._in_hand],
             "ledger": self.leases.state() if self.leases is not None else None,
             **({"places": self.places.state()} if self.places is not None else {}),
-            **({"counts": [list(self.counts), self.equal_steps, self.equal]} if self.counts else {}),
+            **({"counts": [list(self.counts), self.equal_steps, self.equal]} if self.dealt else {}),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -498,7 +502,7 @@ class LoaderRegistry(RunData):
         samples, batches, nominal = state["since"]
         self.samples, self.since, self._rows = state["samples"], (samples, batches, nominal), []
         counts, self.equal_steps, self.equal = [*state.get("counts", [(), 0.0]), False][:3]
-        self.counts = tuple(counts)
+        self.counts, self.dealt = tuple(counts), "counts" in state
         self._steps = deque((steps, places) for steps, places in state["steps"])
         self._in_hand = [(loader, epoch, begin, end) for loader, epoch, begin, end in state["in_hand"]]
         self._place([partial(Position.load, state=row) for row in state["positions"]])

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 INSIDE, ENDED, LEFT = 1, 2, 3
 """A worker is in the middle of a pass, has had all of its batches, or has left it before; the bit 2 says that the pass
 is over."""
+CALLED_WITHIN = (
+    "one worker calls all others within a pass, at a step to which those behind do not come in it, since blocks end by "
+    "time: call them after passes, or take the rule with even=True, as in auto(even=True)"
+)
 _STATE_BITS, _BATCH_BITS = 2, 32
 PASS_AT_BIT = _STATE_BITS + _BATCH_BITS
 """From this bit on, a packed place is the number of its pass, from 1; 0 without a place."""

@@ -203,7 +203,7 @@ _OPTIONS = {
         "bool",
         True,
         "True for equally many minibatches of all workers; False for as many as they make in the same time\n"
-        "    (:mod:`paceline.rules.schedule.uneven`).",
+        "    (:mod:`paceline.rules.schedule.uneven`), with one fragment.",
     ),
     "dimensions": _Option(
         "Dimensions", None, 'None sums over all at once; "hosts" first within each host; or sizes like (4, 2).'

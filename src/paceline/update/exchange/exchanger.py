@@ -189,7 +189,8 @@ class ExchangeSummary:
     @cached_property
     def alike(self) -> bool:
         """Whether all workers are at the same place, with the same state; most often, and quickly told."""
-        places = ((h.sequence, h.kind, h.brings, h.leaving, h.checksum, h.place >> PASS_AT_BIT) for h in self.headers)
+        rows = ((h.sequence, h.kind, h.brings, h.leaving, h.checksum, h.at_end, h.stands, h) for h in self.headers)
+        places = ((*row[:-1], row[-1].place >> PASS_AT_BIT) for row in rows)
         first = next(places)
         return all(place == first for place in places)
 
@@ -398,8 +399,8 @@ class Exchanger:
         self.awaited = False
         if not summary.alike:
             agree(summary, self.transport.world)
-            at_end = [h.at_end for h in summary.headers]
-            self.awaited = not summary.empty and any(at_end) and not all(at_end)
+            stand = [h.at_end or h.stands for h in summary.headers]
+            self.awaited = not summary.empty and any(stand) and not all(stand)
             self.reports.look(summary, self.transport.world)
         if self.left is None and summary.somebody_left:
             self.left = summary.headers[0].sequence

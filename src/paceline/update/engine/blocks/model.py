@@ -168,8 +168,9 @@ class FragmentedModel:
         mine = rule.blocks
         if periods:
             made, hides = periods[self._rank], round(mine.overlap * periods[self._rank] / mine.period)
-            mine = replace(mine, period=made, overlap=min(made, max(hides, bool(mine.overlap))))
-        self.schedule.retime(self._rule_schedule, mine, now)
+            mine = replace(mine, period=made, overlap=min(made, max(hides, int(mine.overlap > 0))))
+        # a checkpoint that is due is taken before the next step, by all or by none
+        self.schedule.retime(self._rule_schedule, mine, now + bool(periods or self.periods))
         self._rule_schedule, self.periods = mine, periods
         for update in self.updates:
             update.retune(rule)
@@ -182,7 +183,7 @@ class FragmentedModel:
     @property
     def coming(self) -> bool:
         """Whether an exchange is in flight, and the next step begins no other."""
-        return bool(self.schedule.made) and self.schedule.steps + 1 < self._rule_schedule.ends(self.schedule.begun)
+        return bool(self.schedule.made) and self.schedule.steps + 1 < self.schedule.ends(self._rule_schedule)
 
     @property
     def quiet_steps(self) -> int:
@@ -386,6 +387,9 @@ class BlockExchanges:
         """At the end of this worker's pass: join the others' blocks, with what it has made so far, until all are there;
         the headers then."""
         while True:
+            flying = [one.in_flight for one in self.blocks.updates if one.in_flight is not None]
+            if any(h.asks for one in flying for h in one.headers):
+                self.land_all()  # those that stand already read the request now
             self._read_requests(rests=True)
             pending_header = self._exchanger.open(self.blocks.waiting_header(total))
             if pending_header.summary().all_stand:

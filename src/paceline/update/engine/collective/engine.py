@@ -31,8 +31,8 @@ from paceline.core.optimizer_state import Owned, restore_beta1
 from paceline.core.state_tree import build, flatten
 from paceline.core.world import World
 from paceline.data.ledger.epoch_ledger import Leases
-from paceline.data.sharing.place import INSIDE, LEFT, Place, pack
-from paceline.errors import MismatchError
+from paceline.data.sharing.place import CALLED_WITHIN, INSIDE, LEFT, Place, pack
+from paceline.errors import ElsewhereError, MismatchError
 from paceline.rules.codec import Dense
 from paceline.rules.rule import Rule
 from paceline.rules.topology import Flat
@@ -259,7 +259,8 @@ class Engine:
             one = one if self.progress.lockstep or host is None else host
             return ExchangePosition(self.progress.exchanges, one.sequence, one.left, awaited=one.awaited)
         begun = self.rule.schedule.warmup + blocks.schedule.begun
-        return ExchangePosition(begun, one.sequence, one.left, blocks.coming, one.awaited)
+        coming = blocks.coming and not self.run.loaders.counts  # a worker with fewer batches may not come so far
+        return ExchangePosition(begun, one.sequence, one.left, coming, one.awaited)
 
     @property
     def global_model(self) -> FragmentedModel | None:
@@ -548,6 +549,8 @@ class Engine:
             blocks.finish()
             return
         summary = blocks.wait(self.progress.steps + self.missed)
+        if len({h.at_end for h in summary.headers if h.place}) > 1:
+            raise ElsewhereError(self.exchanger.transport.world.sign(CALLED_WITHIN))
         if summary.steps_differ or len({h.minibatches for h in summary.headers}) > 1:  # blocks are at other steps
             blocks.merge()
             totals, rank = [h.total for h in summary.headers], self.exchanger.transport.world.rank
