@@ -14,7 +14,8 @@ read rows of four printed letters, by Adam with CTC. Ways:
 - `asgd`: no blocks.
 
 The last line is a JSON object: `loss_over`, by way, task and speeds: the mean loss of `samples` over that of the way,
-less 1; `losses` (task, speeds, way, seed, loss, minibatches of each worker); one worker stands under the way "one".
+less 1, None if the way diverged; `losses` (task, speeds, way, seed, loss, minibatches of each worker); one worker
+stands under the way "one".
 With --keep rows are taken from the file, and added to it.
 """
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import runpy
 import statistics
@@ -177,21 +179,21 @@ def main() -> None:
                 with weighed(way, seconds):
                     clock = paceline.Clock(compute=seconds, network=1e-4)
                     outs = [out for out in paceline.simulate(body, len(speeds), clock=clock) if out is not None]
-                rows.append([kind, name, way, seed, round(outs[0][0], 4), [out[1] for out in outs]])
+                loss = round(outs[0][0], 4) if math.isfinite(outs[0][0]) else None
+                rows.append([kind, name, way, seed, loss, [out[1] for out in outs]])
                 print(*rows[-1], flush=True)
                 if options.keep is not None:
                     with options.keep.open("a") as file:
                         file.write(json.dumps(rows[-1]) + "\n")
 
-    def mean(kind: str, name: str, way: str) -> float:
-        return statistics.fmean(row[4] for row in rows if row[:3] == [kind, name, way])
+    def over(kind: str, name: str, way: str) -> float | None:
+        """Of the mean losses; None where the way diverged."""
+        ours, theirs = ([row[4] for row in rows if row[:3] == [kind, name, one]] for one in ("samples", way))
+        return None if None in theirs else round(statistics.fmean(ours) / statistics.fmean(theirs) - 1, 4)
 
-    over = {
-        way: {f"{k}, {n}": round(mean(k, n, "samples") / mean(k, n, way) - 1, 4) for k in kinds for n in mixes}
-        for way in (*WAYS, "asgd")
-        if way != "samples"
-    }
-    print(json.dumps({"loss_over": over, "losses": rows}))
+    others = [way for way in (*WAYS, "asgd") if way != "samples"]
+    found = {way: {f"{kind}, {name}": over(kind, name, way) for kind in kinds for name in mixes} for way in others}
+    print(json.dumps({"loss_over": found, "losses": rows}))
 
 
 if __name__ == "__main__":
