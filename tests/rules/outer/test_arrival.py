@@ -22,6 +22,7 @@ from paceline.rules.outer import (
     FrozenAdam,
     Nesterov,
     Push,
+    Rescaled,
     Share,
     StalenessAware,
     Sum,
@@ -92,7 +93,7 @@ def test_a_piece_may_be_mended_by_itself(outer: Arrival) -> None:
 # -- factors on the rate --------------------------------------------------------------------------
 def test_factors_by_hand() -> None:
     p = push(delay=6, update=10, workers=4, lr=0.5)
-    assert Sum().rate(p) == 1 and Sum(rescaled=True).rate(p) == 7 / 4
+    assert Sum().rate(p) == 1 and Rescaled().rate(p) == 7 / 4
     assert Share().rate(p) == 0.25
     assert StalenessAware().rate(p) == pytest.approx(1 / 6)
     assert DelayCompensated().rate(p) == 1

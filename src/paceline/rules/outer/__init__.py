@@ -13,7 +13,7 @@ from paceline.rules.outer.elastic import Elastic
 from paceline.rules.outer.frozen_adam import FrozenAdam
 from paceline.rules.outer.moving_average import MovingAverage
 from paceline.rules.outer.nesterov import Nesterov
-from paceline.rules.outer.pushes import Share, StalenessAware, Sum
+from paceline.rules.outer.pushes import Rescaled, Share, StalenessAware, Sum
 from paceline.rules.outer.tuned_momentum import TunedMomentum
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Nesterov",
     "Outer",
     "Push",
+    "Rescaled",
     "Share",
     "StalenessAware",
     "Sum",

@@ -4,17 +4,19 @@
     gradient:   theta <- one step of the optimizer on g with the learning rate lr * rate
     delta:      theta <- theta + rate * d
 
-    Sum:              rate = 1;  rescaled: (tau + 1) / N
+    Sum:              rate = 1
+    Rescaled:         rate = (tau + 1) / N
     Share:            rate = 1 / N
     StalenessAware:   rate = 1 / max(1, tau)
 
 *Sum* makes nothing of the delay. N workers move the model N times as far in a clock as one does, so the learning rate
 is the one of a single worker, or less: with a delay of about N - 1 on a curvature h, plain SGD is stable only below
 about pi / (2 N h). Source: Dean et al., NIPS 2012 (Downpour); Recht et al., NIPS 2011 (the same without locks, in
-shared memory). Where we differ: the user's own optimizer steps, not Adagrad. *Rescaled*, a push counts by the time that
-its worker has computed, so that the data of slow and fast ones count alike. tau + 1 is that time in pushes of all,
-and N on average where workers wait for their answers. Source: arXiv 2605.13434, whose rates follow the computing times;
-tau as their measure is ours.
+shared memory). Where we differ: the user's own optimizer steps, not Adagrad.
+
+*Rescaled*: a push counts by the time that its worker has computed, so that the data of slow and fast ones count alike.
+tau + 1 is that time in pushes of all, and N on average where workers wait for their answers. Source: arXiv 2605.13434,
+whose rates follow the computing times; tau as their measure is ours.
 
 *Share*: when each of N workers has pushed once, a clock is over, and the model has moved about as far as in one
 synchronous step on the mean: exactly as far with plain SGD and equal gradients, lr sum_i g_i / N. It is the learning
@@ -37,16 +39,22 @@ from paceline.rules.outer.arrival import Arrival, Push
 
 @dataclass(frozen=True)
 class Sum(Arrival):
-    """Apply each push in full, or `rescaled` by its worker's time."""
-
-    rescaled: bool = False
-
-    def rate(self, push: Push) -> float:
-        """1, or (tau + 1) / N."""
-        return (push.delay + 1) / push.workers if self.rescaled else 1.0
+    """Apply each push in full."""
 
     def describe(self, workers: int) -> str:
-        return "each push by the time that its worker took" if self.rescaled else "each push in full, as it comes"
+        return "each push in full, as it comes"
+
+
+@dataclass(frozen=True)
+class Rescaled(Arrival):
+    """Apply each push by the time that its worker took."""
+
+    def rate(self, push: Push) -> float:
+        """(tau + 1) / N."""
+        return (push.delay + 1) / push.workers
+
+    def describe(self, workers: int) -> str:
+        return "each push by the time that its worker took"
 
 
 @dataclass(frozen=True)

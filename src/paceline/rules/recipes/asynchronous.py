@@ -11,6 +11,7 @@ from paceline.rules.outer import (
     Average,
     DelayCompensated,
     Elastic,
+    Rescaled,
     Share,
     StalenessAware,
     Sum,
@@ -47,7 +48,7 @@ def asgd(*, period: int = 1, overlap: int = 1, hold: int = 1, piece: int = 262_1
         raise RuleError(f"asgd(rescaled=True) takes a worker's time from its delays: give overlap=0, got {overlap!r}")
     payload = Gradient() if period == 1 else Delta("keep")
     schedule = Bounded(period=period, overlap=overlap, hold=hold)
-    return Rule(schedule, payload, topology=Sharded(piece), outer=Sum(rescaled))
+    return Rule(schedule, payload, topology=Sharded(piece), outer=Rescaled() if rescaled else Sum())
 
 
 def ssp(*, staleness: int | None = 3, period: int = 1) -> Rule:
