@@ -388,8 +388,8 @@ class BlockExchanges:
         the headers then."""
         while True:
             flying = [one.in_flight for one in self.blocks.updates if one.in_flight is not None]
-            if any(h.asks for one in flying for h in one.headers):
-                self.land_all()  # those that stand already read the request now
+            if self._run.loaders.counts and any(h.asks for one in flying for h in one.headers):
+                self.land_all()  # those that came here sooner read the request now
             self._read_requests(rests=True)
             pending_header = self._exchanger.open(self.blocks.waiting_header(total))
             if pending_header.summary().all_stand:
