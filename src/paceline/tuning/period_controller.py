@@ -50,11 +50,11 @@ class WallTimer:
     Args:
         exchanged: total seconds that exchanges of blocks kept this worker, waiting and exchanging, and that they took,
             part of it while it computed; the monitor updates this list in place.
-        skip, first: blocks at the start that are not counted, and those of the first measurement.
+        skip, first, least: blocks at the start that are not counted, those of the first measurement, and of others.
     """
 
-    def __init__(self, exchanged: Sequence[float], skip: int = SKIPPED, first: int = LEAST) -> None:
-        self._exchanged, self._first, self._least = exchanged, (skip, first), first
+    def __init__(self, exchanged: Sequence[float], skip: int = SKIPPED, first: int = LEAST, least: int = LEAST) -> None:
+        self._exchanged, self._first, self._least, self._later = exchanged, (skip, first), first, least
         self._rows: list[Times] = []
         self._skip, self._blocks = skip, -1
         self._before = [0.0, 0.0, 0.0, 0.0, 0.0]
@@ -77,7 +77,7 @@ class WallTimer:
             self._rows.append((took_s / count, (between_s - wait_s - kept_s) / made))
         if len(self._rows) < self._least:
             return None
-        rows, self._rows, self._least = self._rows, [], LEAST
+        rows, self._rows, self._least = self._rows, [], self._later
         return min(e for e, _ in rows), median(c for _, c in rows)
 
     def restart(self) -> None:
@@ -127,12 +127,17 @@ def simulated(clock: Clock, rank: int, workers: int, nbytes: int, exchanges: ran
 
 
 def block_timer(
-    transport: Transport, exchanged: Sequence[float], nbytes: Callable[[], int], skip: int = SKIPPED, first: int = LEAST
+    transport: Transport,
+    exchanged: Sequence[float],
+    nbytes: Callable[[], int],
+    skip: int = SKIPPED,
+    first: int = LEAST,
+    least: int = LEAST,
 ) -> Timer | None:
     """Of blocks on this worker; None among virtual workers without a clock, whose times mean nothing."""
     world, cluster = transport.world, transport.cluster
     if cluster is None:
-        return WallTimer(exchanged, skip, first)
+        return WallTimer(exchanged, skip, first, least)
     return SimulatedTimer(cluster.clock, world.rank, world.size, nbytes(), skip + first) if cluster.timed else None
 
 

@@ -133,7 +133,7 @@ class Measures:
 
     def speeds(self) -> Speeds | None:
         """Of the workers; None among virtual ones without a clock."""
-        world, timer = self.transport.world, block_timer(self.transport, self.of_blocks, lambda: 0, 1, 1)
+        world, timer = self.transport.world, block_timer(self.transport, self.of_blocks, lambda: 0, 1, 1, 3)
         return Speeds(timer, world.rank, world.size, self.furthest, self.deal) if timer is not None else None
 
     def controller(self, rule: Rule, timed: bool, overlaps: bool) -> PeriodController:

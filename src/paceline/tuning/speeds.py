@@ -21,7 +21,7 @@ APART, AGAIN = 1.1, 2
 """So much slower or faster, in so many measurements in a row."""
 GAIN, ROUGH = 1.15, 1.5
 """Minibatches change where blocks then are so much faster; less is noise, and runs should repeat. ROUGH: after a first
-measurement."""
+measurement; a worker that is so much slower or faster asks after one."""
 FIRST = 4
 """Minibatches of blocks before the first measurement, where longer ones are asked for: all wait for the slowest."""
 Deal = Callable[[tuple[int, ...], list[Any]], bool]
@@ -52,8 +52,8 @@ class Speeds:
         """A step was made; `blocks` have been exchanged, and this worker has made `steps` minibatches."""
         if (times := self._timer.stepped(blocks, steps)) is not None:
             self._mine = times[1]
-            alike = self._agreed is not None and self._agreed / APART < self._mine < self._agreed * APART
-            self._apart = 0 if alike else self._apart + 1
+            change = max(self._mine / self._agreed, self._agreed / self._mine) if self._agreed else ROUGH
+            self._apart = 0 if change < APART else self._apart + (AGAIN if change > ROUGH else 1)
 
     @property
     def due(self) -> bool:
