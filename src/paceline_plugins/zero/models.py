@@ -143,8 +143,10 @@ class GlobalView:
     @torch.no_grad()
     def _forget_loaded(self) -> None:
         """The program may have put the global parameters back that it had replaced: then it has loaded nothing."""
-        (entered, own), swapped = self._replaced, self._swapped()
-        if self.loaded_at and own and _same(entered, digests(swapped)):
+        entered, own = self._replaced
+        if not (self.loaded_at and own):  # the global parameters wait for an exchange in flight
+            return
+        if _same(entered, digests(swapped := self._swapped())):
             with torch.inference_mode(False):
                 for tensor, value in zip(swapped, own, strict=True):
                     local(tensor).copy_(value)

@@ -287,3 +287,16 @@ def test_a_thread_that_reads_the_model_swaps_nothing_before_a_pass_and_while_it_
     monkeypatch.setattr(GlobalView, "__init__", made)
     run(tmp_path, monkeypatch, "    train(sgd())\n    torch.save(plain(), 'saved.pt')\n", "asgd")
     assert len(beside) == 4 and all(all(one) for one in beside)
+
+
+def test_a_batch_waits_for_no_exchange_in_flight() -> None:
+    """Before each batch the worker's own parameters come back, if they were away; the global ones would wait."""
+
+    class Touched:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"read {name} of the run")
+
+    view = object.__new__(GlobalView)
+    view.run, view.loaded_at = Touched(), ""  # type: ignore[assignment]
+    view._inside, view._replaced = None, ([], [])
+    view.leave()
