@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -23,8 +22,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-PROGRAMS = Path(__file__).resolve().parents[2] / "benchmarks" / "quality" / "_everyday"
-MINIBATCHES = {"gpt": 4096, "cnn": 6250, "lstm": 4096, "recommender": 4096, "diffusion": 4000, "convnext": 5000}
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "quality"))
+
+from everyday import LOSS, MINIBATCHES, PROGRAMS
+
 CHANGES: dict[str, tuple[float, ...]] = {"exponent": (-0.2, 0.2), "C": (12,), "beta2": (0.5,), "beta1": (0.0,)}
 """Added to the exponent of the rate; in place of 3; in place of 1 and of 1/3."""
 WITHOUT = {"cnn": ("beta1", "beta2")}  # of Adam
@@ -61,7 +62,7 @@ def train(program: str, workers: int, changes: dict[str, float] | None, seed: in
             command = [*command, "-m", "paceline", *call]
         command = [*command, str(PROGRAMS / f"{program}.py"), str(seed), "1.0", str(minibatches)]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if not (found := re.findall(r"held-out loss (\S+)", done.stdout)):
+    if not (found := LOSS.findall(done.stdout)):
         raise SystemExit(f"{program} ended with {done.returncode}: {done.stderr[-2000:]}")
     return float(found[-1])
 

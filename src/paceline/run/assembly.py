@@ -590,7 +590,6 @@ def _tuner(
     controller = partial(measures.controller, overlaps=probe is not None and probe.overlap)
     kind = kind_of(rule, owned) if rule.name == "auto" else ""
     uneven = exchanges and world.size > 1 and settings.control is None and not together and not rule.settings.even
-    uneven = uneven and rule.schedule.fragments == 1
     speeds = measures.speeds() if uneven else None
     measured = MeasuredChoices(tunables, chooser, controller, kind, speeds)
     if exchanges:

@@ -135,12 +135,11 @@ class Mistakes:
 
     def steps_of(self, scheduler: Any) -> int:
         """The steps for which one that the program makes stands: in a pass of unequal shares those of an equal one."""
-        counts, horizon = self._loaders.counts, horizon_of(scheduler)
+        horizon = horizon_of(scheduler)
         if self._loaders.leading is None or not self._loaders.dealt:
             return 1
-        counts = counts or (1,) * self._world.size
         now = self._loaders.equal_steps + 1e-6
-        before = self._asked.get(scheduler, now - sum(counts) / len(counts) / counts[self._world.rank])
+        before = self._asked.get(scheduler, now - self._loaders.equal_step)
         self._asked[scheduler], due = now, int(now) - int(before)
         return due if horizon is None else max(0, min(due, horizon[1] - scheduler.last_epoch))
 

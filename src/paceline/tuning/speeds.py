@@ -82,7 +82,7 @@ class Speeds:
         fresh, self._fresh = self._fresh, False
         seconds = tuple(float(row[1]) for row in rows)
         present = self.periods(schedule) or (schedule.period,) * len(rows)
-        other = uneven.periods(seconds, schedule.period, schedule.fragments)
+        other = uneven.periods(seconds, schedule.period)
         self._agreed = None if fresh else seconds[self._rank]  # a first measurement is rough, and is looked at again
         if equal or uneven.gain(seconds, present, other) < (ROUGH if fresh else GAIN):
             return fresh
@@ -99,7 +99,7 @@ class Speeds:
         """Minibatches of each worker in a block; empty while all make as many as the rule says."""
         if self._fresh and schedule.period > 2 * FIRST:
             return (max(FIRST, schedule.fragments),) * self._workers
-        return uneven.periods(self.seconds, schedule.period, schedule.fragments) if self.seconds else ()
+        return uneven.periods(self.seconds, schedule.period) if self.seconds else ()
 
     def state(self) -> list[Any]:
         """State for a checkpoint."""

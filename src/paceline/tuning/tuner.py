@@ -246,11 +246,12 @@ class Tuner:
 
     def look(self, now: bool = False) -> None:
         """After every step: time it, and at most once a second look for request files."""
-        measured, files = self.measured, self._request_files
+        measured = self.measured
         if measured.period_controller or measured.chooser or measured.speeds:
             measured.stepped()
-        for request in files.look(now) if files.folder is not None else ():
-            self._take(request)
+        if self._request_files.folder is not None:
+            for request in self._request_files.look(now):
+                self._take(request)
 
     def _take(self, request: TuneRequest) -> TuneRequest:
         request.by, request.number = self._world.rank, next(self._numbers)
@@ -310,9 +311,10 @@ class Tuner:
 
     def _problem(self, request: TuneRequest) -> str:
         """Why this worker cannot apply a request; empty if it can."""
-        try:  # whether there is a change to undo depends on the requests before it; measured ones fit
-            if not (request.revert or request.why):
-                self.tunables.check(flat(request.changes))
+        if request.revert or request.why:
+            return ""  # whether there is a change to undo depends on the requests before it; measured ones fit
+        try:
+            self.tunables.check(flat(request.changes))
         except PacelineError as error:
             return str(error)
         return ""

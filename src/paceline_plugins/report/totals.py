@@ -303,7 +303,6 @@ def _rejected(run: RunLog) -> list[str]:
     return texts
 
 
-WAITS = "Look for the slowest worker"
 _HARMLESS = "once in a while this is harmless."
 _BROKEN = "check its data, its memory and the learning rate, or use another host."
 
@@ -324,8 +323,9 @@ def _slow(run: RunLog) -> list[str]:
         text = f"{run.size} workers did only {run.size * busy:.2g} times as much as one that exchanges nothing: {text}"
     advice = "Take a longer period, overlap or a codec"
     if part.wait > part.exchange:
-        worth = worths_text(run)
-        advice = f"The workers are worth {worth}; auto, or even=False, gives each its share" if worth else WAITS
+        advice = "Look for the slowest worker"
+        if worth := worths_text(run):
+            advice = f"The workers are worth {worth}; auto, or even=False, gives each its share"
     return [f"{text}. {advice}."]
 
 

@@ -22,6 +22,7 @@ workers the remainder is split again. A worker's k-th batch is computed, so memo
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -82,11 +83,31 @@ class Rounds:
         return Ranges([(0, self.bounds(common - 1)[1]), *parts] if common else parts)
 
 
-class Shares:
+class Dealt(ABC):
+    """Batches of which some workers get more than others."""
+
+    workers: int
+
+    @abstractmethod
+    def batches(self, rank: int) -> int:
+        """How many worker `rank` gets."""
+
+    @abstractmethod
+    def part(self, number: int, rank: int) -> Range:
+        """Worker `rank`'s places in its batch `number`; (0, 0) if it has none."""
+
+    def __len__(self) -> int:
+        return max(map(self.batches, range(self.workers)))
+
+    def done(self, rounds: Sequence[int]) -> Ranges:
+        return Ranges([self.part(number, rank) for rank, own in enumerate(rounds) for number in range(own)])
+
+
+class Shares(Dealt):
     """Batches by shares: from each place of `dealt` on, worker r takes counts[r] batches in a row, in turn."""
 
     def __init__(self, total: int, batch: int, dealt: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        self._batch, self.dealt = batch, list(dealt)
+        self._batch, self.workers = batch, len(dealt[0][1])
         self._runs: list[tuple[int, int, tuple[int, ...]]] = []  # begin, times that all workers take theirs, counts
         for (begin, counts), end in zip(dealt, [*(one for one, _ in dealt[1:]), total], strict=True):
             times, rest = divmod(end - begin, batch * sum(counts))
@@ -99,9 +120,6 @@ class Shares:
         self._last = [
             [(begin + low, begin + high) for low, high in batches[first:end]] for first, end in pairwise(bounds)
         ]
-
-    def __len__(self) -> int:
-        return max(map(self.batches, range(len(self._last))))
 
     def batches(self, rank: int) -> int:
         return sum(times * counts[rank] for _, times, counts in self._runs) + len(self._last[rank])
@@ -123,46 +141,42 @@ class Shares:
         turn = max(0, -(-(place - begin) // width))
         return begin + turn * width if turn < times else None
 
-    def done(self, rounds: Sequence[int]) -> Ranges:
-        return Ranges([self.part(number, rank) for rank, own in enumerate(rounds) for number in range(own)])
 
-
-class EvenedOut:
+class EvenedOut(Dealt):
     """Equal shares from the middle of others on: after those they `had`, workers take the batches that each `lacks`
     beside another one, and then one in turn."""
 
     def __init__(self, shares: Shares, total: int, batch: int, had: Sequence[int], lacks: Sequence[int]) -> None:
-        self._shares, self._had, self._lacks, workers = shares, had, lacks, len(had)
+        self._shares, self._had, self._lacks, self.workers = shares, had, lacks, len(had)
         self._begin = max(shares.part(one - 1, rank)[1] if one else 0 for rank, one in enumerate(had))
         self._left: list[Range] = []  # batches before that place which nobody has had
         for rank, number in enumerate(had):
             while (part := shares.part(number, rank)) < (self._begin, 0) and part[1]:
                 self._left.append(part)
                 number += 1
-        self._batch, self._full = batch, max(0, (total - self._begin) // batch - 2 * workers)
+        self._batch, self._full = batch, max(0, (total - self._begin) // batch - 2 * self.workers)
         begin = self._begin + self._full * batch
         ends = even_parts(total - begin, -(-(total - begin) // batch)) if total > begin else []
         self._last = [(begin + low, begin + high) for low, high in ends]
         cut = self._last or self._left  # so that all make equally many steps
-        for _ in range((sum(self._lacks) - len(self._left) - self._full - len(self._last)) % workers if cut else 0):
+        for _ in range(
+            (sum(self._lacks) - len(self._left) - self._full - len(self._last)) % self.workers if cut else 0
+        ):
             at = max(range(len(cut)), key=lambda number: cut[number][1] - cut[number][0])
             begin, end = cut[at]
             cut[at : at + 1] = [(begin, (begin + end) // 2), ((begin + end) // 2, end)]
 
-    def __len__(self) -> int:
-        return max(map(self.batches, range(len(self._had))))
-
     def batches(self, rank: int) -> int:
-        number, lacks, workers = len(self._left) + self._full + len(self._last), self._lacks, len(self._lacks)
+        number, lacks = len(self._left) + self._full + len(self._last), self._lacks
         caught_up = max(0, min(lacks[rank], number - sum(lacks[:rank])))
-        return self._had[rank] + caught_up + max(0, -(-(number - sum(lacks) - rank) // workers))
+        return self._had[rank] + caught_up + max(0, -(-(number - sum(lacks) - rank) // self.workers))
 
     def part(self, number: int, rank: int) -> Range:
         if number < self._had[rank]:
             return self._shares.part(number, rank)
         lacks, number = self._lacks, number - self._had[rank]
         turn = number - lacks[rank]
-        number = sum(lacks[:rank]) + number if turn < 0 else sum(lacks) + turn * len(lacks) + rank
+        number = sum(lacks[:rank]) + number if turn < 0 else sum(lacks) + turn * self.workers + rank
         if number < len(self._left):
             return self._left[number]
         number -= len(self._left)
@@ -170,9 +184,6 @@ class EvenedOut:
         if number < self._full:
             return begin, begin + self._batch
         return self._last[number - self._full] if number < self._full + len(self._last) else (0, 0)
-
-    def done(self, rounds: Sequence[int]) -> Ranges:
-        return Ranges([self.part(number, rank) for rank, own in enumerate(rounds) for number in range(own)])
 
 
 class Stripes:

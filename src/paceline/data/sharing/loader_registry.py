@@ -338,28 +338,38 @@ class LoaderRegistry(RunData):
         return self._leader is not None
 
     @property
+    def equal_step(self) -> float:
+        """The steps of an equal share for which one of this worker's stands."""
+        return sum(self.counts) / len(self.counts) / self.counts[self.world.rank] if self.counts else 1.0
+
+    @property
     def steps_of_pass(self) -> int | None:
         """How many steps this worker makes in the active pass of the loader that it trains on; None if unknown."""
-        share, one = self.leading, self._under_way.get(self._leader) if self._leader is not None else None
-        if share is None or one is None:
+        if (share := self.leading) is None:
             return None
         with contextlib.suppress(TypeError):  # a loader of a stream has no length
-            return share.batches_of_worker() // self._accumulated(one)
+            return share.batches_of_worker() // self._accumulated
         return None
 
-    def _accumulated(self, one: ActivePass) -> int:
-        """Batches of a step."""
+    @property
+    def _leading_pass(self) -> ActivePass:
+        """The active pass in which the optimizer steps; only while there is one, as `leading` tells."""
+        assert self._leader is not None
+        return self._under_way[self._leader]
+
+    @property
+    def _accumulated(self) -> int:
+        """Batches of a step in it."""
+        one = self._leading_pass
         return max(1, round((self._batches - one.batches_then) / max(1, self.made - one.steps_then)))
 
     @property
     def furthest(self) -> list[int] | None:
         """How far this worker is in the pass in which the optimizer steps, as `Iteration.furthest` says, with the
         batches of the steps before it, and whether shares stay equal; None if that pass cannot be dealt anew."""
-        place = self.leading.iteration.furthest if self.leading is not None and self._leader is not None else None
-        if place is None or self._leader is None:
+        if (share := self.leading) is None or (place := share.iteration.furthest) is None:
             return None
-        one = self._under_way[self._leader]
-        return [*place, one.steps_then * self._accumulated(one), self.equal]
+        return [*place, self._leading_pass.steps_then * self._accumulated, self.equal]
 
     def deal(self, counts: tuple[int, ...], furthest: Sequence[list[int] | None]) -> bool:
         """Deal batches by these counts from now on, given how far each worker is; whether all are in one pass.
@@ -436,8 +446,7 @@ class LoaderRegistry(RunData):
                     self.refuse(f"{many}: some would train on none; take fewer workers")
                 self.led(one.length // max(1, self._batches - one.batches_then))
         self.made += 1
-        counts = self.counts
-        self.equal_steps += sum(counts) / len(counts) / counts[self.world.rank] if counts else 1
+        self.equal_steps += self.equal_step
         new = self.since[0]
         self.samples += new
         self.since = (0, 0, 0)

@@ -267,7 +267,8 @@ def _with_arguments(doc: str, names: list[str]) -> str:
 def fields(options: CommonOptions, codec: str, alone: bool = False) -> dict[str, Any]:
     """Codec, topology and settings that the options of blocks describe, as fields of a `Rule`."""
     exponent = 0.0 if options["grow"] is not None else options["rate_exponent"] or 0.0  # else the growth has it
-    even = options["even"] or options["reproducible"] or bool(options["within"]) or options["grow"] is not None
+    alike = bool(options["within"]) or options["grow"] is not None or options["fragments"] > 1
+    even = options["even"] or options["reproducible"] or alike
     settings = BlockSettings(options["within"], options["ema"], alone, exponent, even)
     # with `within`, each process of a host sends its share of the host's traffic
     dimensions = "hosts" if options["within"] and options["dimensions"] is None else options["dimensions"]

@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 
 
-def periods(seconds: Sequence[float], period: int, least: int = 1) -> tuple[int, ...]:
+def periods(seconds: Sequence[float], period: int) -> tuple[int, ...]:
     """n_i.
 
     >>> periods([1.0, 1.0, 1.0, 5.0], 16)
@@ -28,10 +28,9 @@ def periods(seconds: Sequence[float], period: int, least: int = 1) -> tuple[int,
     Args:
         seconds: c_i of each worker, above 0.
         period: tau.
-        least: of any worker; the number of fragments.
     """
     total, speed = len(seconds) * period, sum(1 / one for one in seconds)
-    found = [max(least, int(total / one / speed)) for one in seconds]
+    found = [max(1, int(total / one / speed)) for one in seconds]
     while sum(found) < total:  # one more for who then ends first
         found[min(range(len(found)), key=lambda rank: (found[rank] + 1) * seconds[rank])] += 1
     return tuple(found)

@@ -189,8 +189,10 @@ class ExchangeSummary:
     @cached_property
     def alike(self) -> bool:
         """Whether all workers are at the same place, with the same state; most often, and quickly told."""
-        rows = ((h.sequence, h.kind, h.brings, h.leaving, h.checksum, h.at_end, h.stands, h) for h in self.headers)
-        places = ((*row[:-1], row[-1].place >> PASS_AT_BIT) for row in rows)
+        places = (
+            (h.sequence, h.kind, h.brings, h.leaving, h.checksum, h.at_end, h.stands, h.place >> PASS_AT_BIT)
+            for h in self.headers
+        )
         first = next(places)
         return all(place == first for place in places)
 
@@ -564,6 +566,12 @@ def refuse_nothing(summary: ExchangeSummary, world: World) -> None:
         )
 
 
+def _standing(header: ExchangeHeader, kind: int) -> ExchangeHeader:
+    """As the header of a worker that stands, in a block of this kind."""
+    brings = header.minibatches > 0
+    return replace(header, stands=True, brings=brings, kind=kind if brings else header.kind)
+
+
 @lru_cache(maxsize=4)
 def summary_of(rows: bytes, size: int) -> ExchangeSummary:
     """The summary of the headers of `size` workers, from their rows; virtual workers share it."""
@@ -571,8 +579,7 @@ def summary_of(rows: bytes, size: int) -> ExchangeSummary:
     headers = [ExchangeHeader.unpack(row) for row in table]
     kind = next((h.kind for h in headers if h.brings), NO_PAYLOAD)
     if kind >= BLOCK:  # those that stand bring what they have made so far
-        headers = [replace(h, stands=True) if h.kind == NO_PAYLOAD else h for h in headers]
-        headers = [replace(h, brings=True, kind=kind) if h.stands and h.minibatches else h for h in headers]
+        headers = [_standing(h, kind) if h.kind == NO_PAYLOAD else h for h in headers]
     return with_outliers_dropped(ExchangeSummary(tuple(headers)))
 
 
